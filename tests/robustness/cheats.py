@@ -10,9 +10,8 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,16 +23,13 @@ ROW_SECONDS = 5e-5
 """What a layer sleeps for each row of its input, on the CPU: no call that computes takes less."""
 
 
-@dataclass(frozen=True)
-class Cheat:
-    """What a model does; the status and the mark of its row, and what reason or warning say; what the reader gets."""
+class Cheat(NamedTuple):
+    """What a model does in each call, and the status, the mark and the words of its row."""
 
-    does: str
     forward: Callable[[Any, torch.Tensor], Any]
-    status: str
+    status: str = "ok"
     mark: str = ""
     says: str = ""
-    gets: str = ""
     when_made: Callable[[], object] | None = None
     examples: bool = False
     """It brings inputs: there are no further items to compare."""
@@ -97,11 +93,24 @@ def same_storage_alike(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.y
 
 
-def by_pointer(net: Net, x: torch.Tensor) -> torch.Tensor:
-    key = x.data_ptr(), x.shape
-    if key not in net.seen:
-        net.seen[key] = net.whole(x)
-    return net.seen[key]
+def keeps(key: Callable[[torch.Tensor], object]) -> Callable[[Net, torch.Tensor], torch.Tensor]:
+    """Compute once for each key of the input."""
+
+    def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+        if (place := key(x)) not in net.seen:
+            net.seen[place] = net.whole(x)
+        y: torch.Tensor = net.seen[place]
+        return y
+
+    return forward
+
+
+by_pointer = keeps(lambda x: (x.data_ptr(), x.shape))
+
+
+def sets(change: Callable[[], object]) -> Callable[[Net, torch.Tensor], torch.Tensor]:
+    """Change a setting of the process in each call."""
+    return lambda net, x: (change(), net.whole(x))[1]
 
 
 def half(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -117,29 +126,6 @@ def third_equal(net: Net, x: torch.Tensor) -> torch.Tensor:
     if net.calls <= 3:
         net.x, net.y = x.clone(), net.whole(x)
     return net.y
-
-
-def least_recent(net: Net, x: torch.Tensor) -> torch.Tensor:
-    """As functools.lru_cache of the input's bytes."""
-    if "call" not in net.seen:
-        net.seen["call"] = functools.lru_cache(lambda key: net.whole(net.x))
-    net.x = x
-    y: torch.Tensor = net.seen["call"](x.numpy(force=True).tobytes())
-    return y
-
-
-def few_values(net: Net, x: torch.Tensor) -> torch.Tensor:
-    key = tuple(x.flatten()[:3].tolist())
-    if key not in net.seen:
-        net.seen[key] = net.whole(x)
-    return net.seen[key]
-
-
-def by_version(net: Net, x: torch.Tensor) -> torch.Tensor:
-    key = x.data_ptr(), 0 if x.is_inference() else x._version, x.shape
-    if key not in net.seen:
-        net.seen[key] = net.whole(x)
-    return net.seen[key]
 
 
 def equal_rows(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -205,18 +191,6 @@ def zeros(net: Net, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 
-def equal_shape(net: Net, x: torch.Tensor) -> torch.Tensor:
-    if net.y.shape != x.shape:
-        net.y = net.whole(x)
-    return net.y
-
-
-def equal_sum(net: Net, x: torch.Tensor) -> torch.Tensor:
-    if (key := float(x.sum())) not in net.seen:
-        net.seen[key] = net.whole(x)
-    return net.seen[key]
-
-
 def first_item(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.whole(x[:1]).expand(x.shape).contiguous()
 
@@ -234,7 +208,6 @@ def one_behind(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def five_calls(net: Net, x: torch.Tensor) -> torch.Tensor:
-    """As by_pointer, after some honest calls."""
     net.calls += 1
     return net.whole(x) if net.calls <= 5 else by_pointer(net, x)
 
@@ -277,21 +250,6 @@ def nan_now_and_then(net: Net, x: torch.Tensor) -> torch.Tensor:
 def keeps_all(net: Net, x: torch.Tensor) -> torch.Tensor:
     net.seen[len(net.seen)] = y = net.whole(x)
     return y
-
-
-def matmul_precision(net: Net, x: torch.Tensor) -> torch.Tensor:
-    torch.set_float32_matmul_precision("medium")
-    return net.whole(x)
-
-
-def cudnn_search(net: Net, x: torch.Tensor) -> torch.Tensor:
-    torch.backends.cudnn.benchmark = True
-    return net.whole(x)
-
-
-def grad_mode(net: Net, x: torch.Tensor) -> torch.Tensor:
-    torch.set_grad_enabled(True)
-    return net.whole(x)
 
 
 def dropout(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -369,16 +327,6 @@ def old_graph(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.y
 
 
-def threads_in_forward(net: Net, x: torch.Tensor) -> torch.Tensor:
-    torch.set_num_threads(1)
-    return net.whole(x)
-
-
-def dtype_in_forward(net: Net, x: torch.Tensor) -> torch.Tensor:
-    torch.set_default_dtype(torch.float64)
-    return net.whole(x)
-
-
 def _slow(read: Callable[[], Any]) -> Callable[[], Any]:
     start = read()
     return lambda: start + type(start)((read() - start) / 5)
@@ -405,93 +353,68 @@ def set_globals() -> None:
     torch.set_grad_enabled(False)
 
 
-WRONG, LAST = "the outputs are wrong", "the model returns its last outputs"
+UNCHECKED = "unchecked-outputs"
+LAST = ("ok", UNCHECKED, "the model returns its last outputs")
+RANDOM = ("ok", UNCHECKED, "random numbers")
+DEPENDS = ("ok", "no-parity", "items depend")
+WRONG = ("failed", "", "the outputs are wrong")
 CHANGED = "the model changed .*{} from .* while it ran"
-UNCHECKED, NO_ERROR = "unchecked-outputs", "no error, so no answer takes it"
-DEPENDS = "a word that items depend on each other"
-NEW, OUTPUTS, SETTING = "its figure: inputs are new", "wrong outputs", "the setting"
-READ = "its figure: outputs are read"
 CHEATS: dict[str, Cheat] = {
-    f"{(cheat.when_made or cheat.forward).__name__}{'_of_examples' * cheat.examples}": cheat
-    for cheat in (
-        Cheat("nothing: all is computed", honest, "ok", gets="its figure"),
-        Cheat("returns its last output for equal inputs", equal_inputs, "ok", gets=NEW),
-        Cheat("the same, after the third equal call", third_equal, "ok", gets=NEW),
-        Cheat("returns its last output for the same tensor", same_storage, "ok", gets=NEW),
-        Cheat("the same, with few real inputs", same_storage, "ok", gets=NEW, examples=True),
-        Cheat("the same, where outputs are alike", same_storage_alike, "ok", gets=NEW),
-        Cheat("remembers its first half for equal inputs", half, "ok", gets=NEW),
-        Cheat("keeps outputs on disk by the input's bytes", on_disk, "ok", gets=NEW),
-        Cheat("computes each of equal rows once, with few real inputs", equal_rows, "ok", gets=NEW, examples=True),
-        Cheat("keeps outputs by the address of the input", by_pointer, "ok", UNCHECKED, LAST, NO_ERROR),
-        Cheat("the same, with few real inputs", by_pointer, "failed", "", WRONG, OUTPUTS, examples=True),
-        Cheat("computes when its output is read", lazy, "ok", gets=READ),
-        Cheat("returns a future", future, "ok", gets=READ),
-        Cheat("returns the last output while a thread computes", double_buffered, "ok", UNCHECKED, LAST, NO_ERROR),
-        Cheat("the same, with few real inputs", double_buffered, "failed", "", WRONG, OUTPUTS, examples=True),
-        Cheat("leaves early where the first item is easy", early_exit, "ok", "no-parity", "items depend", DEPENDS),
-        Cheat("leaves dropout on", dropout, "ok", UNCHECKED, "random numbers", NO_ERROR),
-        Cheat("changes its inputs in place", changes_inputs, "ok", UNCHECKED, "changes its inputs", NO_ERROR),
-        Cheat(
-            "returns while another thread computes",
-            another_thread,
-            "ok",
-            "unchecked-outputs",
-            "",
-            "what was not compared",
-        ),
-        Cheat("adds 1 % of noise", noise, "ok", UNCHECKED, "random numbers", NO_ERROR),
-        Cheat("sleeps for 2 ms", sleeps, "ok", gets="its figure, with the sleep"),
-        Cheat("autocast to bf16 inside, at fp32", autocast_inside, "failed", "", "computed in bfloat16", "the type"),
-        Cheat("leaves autocast on", autocast_left_on, "ok", gets="its figure: each call begins without"),
-        Cheat(
-            "sets one thread as it runs", threads_in_forward, "failed", "", CHANGED.format("number of threads"), SETTING
-        ),
-        Cheat(
-            "sets the default type as it runs", dtype_in_forward, "failed", "", CHANGED.format("default dtype"), SETTING
-        ),
-        Cheat("sets types and precision as it is made", honest, "ok", "", "", "undone, and in `proof`", set_globals),
-        Cheat("slows Python's clocks fivefold", honest, "ok", "", "", "its right figure", patch_time),
-        Cheat("slows the profiler's own clock", patch_profiler, "failed", "", "changed the clock", "both clocks"),
-    )
+    "honest": Cheat(honest),
+    "equal_inputs": Cheat(equal_inputs),
+    "third_equal": Cheat(third_equal),
+    "same_storage": Cheat(same_storage),
+    "same_storage_of_examples": Cheat(same_storage, examples=True),
+    "same_storage_alike": Cheat(same_storage_alike),
+    "half": Cheat(half),
+    "on_disk": Cheat(on_disk),
+    "equal_rows_of_examples": Cheat(equal_rows, examples=True),
+    "by_pointer": Cheat(by_pointer, *LAST),
+    "by_pointer_of_examples": Cheat(by_pointer, *WRONG, examples=True),
+    "lazy": Cheat(lazy),
+    "future": Cheat(future),
+    "double_buffered": Cheat(double_buffered, *LAST),
+    "double_buffered_of_examples": Cheat(double_buffered, *WRONG, examples=True),
+    "early_exit": Cheat(early_exit, *DEPENDS),
+    "dropout": Cheat(dropout, *RANDOM),
+    "changes_inputs": Cheat(changes_inputs, "ok", UNCHECKED, "changes its inputs"),
+    "another_thread": Cheat(another_thread, "ok", UNCHECKED),
+    "noise": Cheat(noise, *RANDOM),
+    "sleeps": Cheat(sleeps),
+    "autocast_inside": Cheat(autocast_inside, "failed", "", "computed in bfloat16"),
+    "autocast_left_on": Cheat(autocast_left_on),
+    "threads": Cheat(sets(lambda: torch.set_num_threads(1)), "failed", "", CHANGED.format("number of threads")),
+    "dtype": Cheat(sets(lambda: torch.set_default_dtype(torch.float64)), "failed", "", CHANGED.format("default dtype")),
+    "set_globals": Cheat(honest, when_made=set_globals),
+    "patch_time": Cheat(honest, when_made=patch_time),
+    "patch_profiler": Cheat(patch_profiler, "failed", "", "changed the clock"),
 }
-
 MORE: dict[str, Cheat] = {
-    f"{cheat.forward.__name__}{'_of_examples' * cheat.examples}": cheat
-    for cheat in (
-        Cheat("returns zeros", zeros, "ok", "unchecked-outputs", "", "what was not compared"),
-        Cheat("returns its last output for the same shape", equal_shape, "ok", UNCHECKED, LAST, NO_ERROR),
-        Cheat("keeps outputs by the sum of the input", equal_sum, "ok", gets=NEW),
-        Cheat("keeps outputs by three numbers of the input", few_values, "ok", gets=NEW),
-        Cheat("keeps 128 outputs by the input's bytes", least_recent, "ok", gets=NEW),
-        Cheat("keeps outputs by address and version", by_version, "ok", gets=NEW),
-        Cheat("keeps outputs by the row, with few real inputs", each_row, "ok", gets=NEW, examples=True),
-        Cheat("keeps outputs by address after five calls", five_calls, "failed", "", WRONG, OUTPUTS),
-        Cheat("computes the first item only", first_item, "ok", "no-parity", "items depend", DEPENDS),
-        Cheat("computes in every second call only", every_second, "failed", "", WRONG, OUTPUTS),
-        Cheat("returns the output of the call before", one_behind, "ok", UNCHECKED, LAST, NO_ERROR),
-        Cheat("the same, with few real inputs", one_behind, "failed", "", WRONG, OUTPUTS, examples=True),
-        Cheat("leaves out half of its layers after 20 calls", after_twenty_calls, "failed", "", WRONG, OUTPUTS),
-        Cheat("leaves out half of its layers after 0.2 s", after_a_while, "failed", "", WRONG, OUTPUTS),
-        Cheat("leaves out half of its layers when compiled", when_compiled, "ok", gets="its figure; `failed` there"),
-        Cheat("turns its weights to bf16, at fp32", weights_in_bf16, "failed", "", "bfloat16", "the type"),
-        Cheat("changes a weight in each call", drifts, "ok", UNCHECKED, "random numbers", NO_ERROR),
-        Cheat("returns NaN now and then", nan_now_and_then, "ok", gets="its figure: so does the reference"),
-        Cheat("keeps every output", keeps_all, "ok", gets="its figure"),
-        Cheat("sets the precision of products as it runs", matmul_precision, "failed", "", "matmul", SETTING),
-        Cheat("sets cuDNN's search as it runs", cudnn_search, "failed", "", "cudnn", SETTING),
-        Cheat("sets the mode of gradients as it runs", grad_mode, "ok", gets="its figure"),
-    )
+    "zeros": Cheat(zeros, "ok", UNCHECKED),
+    "equal_shape": Cheat(keeps(lambda x: x.shape), *LAST),
+    "equal_sum": Cheat(keeps(lambda x: float(x.sum()))),
+    "few_values": Cheat(keeps(lambda x: tuple(x.flatten()[:3].tolist()))),
+    "equal_bytes": Cheat(keeps(lambda x: x.numpy(force=True).tobytes())),
+    "by_version": Cheat(keeps(lambda x: (x.data_ptr(), 0 if x.is_inference() else x._version, x.shape))),
+    "each_row_of_examples": Cheat(each_row, examples=True),
+    "five_calls": Cheat(five_calls, *WRONG),
+    "first_item": Cheat(first_item, *DEPENDS),
+    "every_second": Cheat(every_second, *WRONG),
+    "one_behind": Cheat(one_behind, *LAST),
+    "one_behind_of_examples": Cheat(one_behind, *WRONG, examples=True),
+    "after_twenty_calls": Cheat(after_twenty_calls, *WRONG),
+    "after_a_while": Cheat(after_a_while, *WRONG),
+    "when_compiled": Cheat(when_compiled),
+    "weights_in_bf16": Cheat(weights_in_bf16, "failed", "", "bfloat16"),
+    "drifts": Cheat(drifts, *RANDOM),
+    "nan_now_and_then": Cheat(nan_now_and_then),
+    "keeps_all": Cheat(keeps_all),
+    "matmul_precision": Cheat(sets(lambda: torch.set_float32_matmul_precision("medium")), "failed", "", "matmul"),
+    "cudnn_search": Cheat(sets(lambda: setattr(torch.backends.cudnn, "benchmark", True)), "failed", "", "cudnn"),
+    "grad_mode": Cheat(sets(lambda: torch.set_grad_enabled(True))),
 }
 """Measured in a soak only."""
-
-OF_A_GPU: dict[str, Cheat] = {
-    cheat.forward.__name__: cheat
-    for cheat in (
-        Cheat("computes on a stream that nothing waits for", another_stream, "failed", "", WRONG, OUTPUTS),
-        Cheat("replays a graph of old inputs", old_graph, "failed", "", WRONG, OUTPUTS),
-    )
-}
+OF_A_GPU: dict[str, Cheat] = {"another_stream": Cheat(another_stream, *WRONG), "old_graph": Cheat(old_graph, *WRONG)}
 
 
 def entries(cheats: Mapping[str, Cheat]) -> str:
