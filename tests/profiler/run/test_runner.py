@@ -218,6 +218,38 @@ def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
 
 TRIAL = "eager+channels_last"
 RIGHT = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
+Play = Callable[..., list[str]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """`play(cases, ms, within, search=True)` gives each case its `ms(case)`, 10 s later; returns what counted."""
+
+    def go(
+        cases: list[Case], ms: Callable[[Case], float], within: float | None, disturbed: str = "", **job: Any
+    ) -> list[str]:
+        now, beside_work = [0.0], {case(disturbed).id}
+
+        def measure_one(_: object, task: Task, *__: object) -> Result:
+            now[0] += 10.0
+            warnings = [Warning("disturbed", "by others")] if task.case.id in beside_work else []
+            beside_work.discard(task.case.id)
+            given: dict[str, Any] = {"warnings": warnings, "phases": {"measure": 10.0}, "figures": RIGHT}
+            return Result(task.case.id, "ok", clock="host", samples={"host": [ms(task.case)] * 9}, **given)
+
+        monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+        monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
+        config = config_of({"models": ["alexnet"], "engines": [*{case.engine: 0 for case in cases}], **job})
+        folder, display = RunFolder.create(tmp_path), Told()
+        runner = Runner(folder, config, Target("cpu"), cases, cases, dict(QUIET), display)
+        if within is not None:
+            runner.begin_in(within, 0.0)
+        runner.measure(cases)
+        return [id_.partition("/")[2] for id_ in display.told]
+
+    return go
 
 
 @pytest.mark.parametrize(
@@ -225,57 +257,33 @@ RIGHT = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
     [(100.0, ["eager", *"bcdef", "eager", *"gh"]), (150.0, ["eager", *"bcdefghi", *[TRIAL] * 3, "h"])],
 )
 def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, names: list[str]
+    play: Play, monkeypatch: pytest.MonkeyPatch, within: float, names: list[str]
 ) -> None:
-    now, took, disturbed = [0.0], 10.0, {case("h").id}
-
-    def measure_one(_: object, task: Task, *__: object) -> Result:
-        now[0] += took
-        warnings = [Warning("disturbed", "by others")] if task.case.id in disturbed else []
-        disturbed.discard(task.case.id)
-        samples = {"host": [1.0 if task.case.options else 4.0 if task.case.is_base else 40.0] * 9}
-        given = {"samples": samples, "warnings": warnings, "phases": {"measure": took}, "figures": RIGHT}
-        return Result(task.case.id, "ok", clock="host", **given)  # type: ignore[arg-type]
-
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
-    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
     monkeypatch.setattr(plan, "MOST_PROCESSES", 2)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
-    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-    config = config_of({"models": ["alexnet"], "engines": ["eager"], "search": True, "budget": {"repeats": 9}})
-    cases, display = [case(name) for name in ("eager", *"bcdefghi")], Told()
-    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
-    runner.begin_in(within, 0.0)
-    runner.measure(cases)
-    assert [id_.split("/")[1] for id_ in display.told] == names
-    (confirmed,) = (id_ for id_ in display.told if "/r1" in id_)
-    assert confirmed.split("/")[1] == (TRIAL if TRIAL in names else "eager")
+    ms = lambda each: 1.0 if each.options else 4.0 if each.is_base else 40.0  # noqa: E731
+    cases = [case(name) for name in ("eager", *"bcdefghi")]
+    told = play(cases, ms, within, "h", search=True, budget={"repeats": 9})
+    assert [name.partition("/")[0] for name in told] == names
+    (confirmed,) = (name for name in told if "/r1" in name)
+    assert confirmed.partition("/")[0] == (TRIAL if TRIAL in names else "eager")
 
 
 @pytest.mark.parametrize(
     ("within", "names"), [(60.0, ["eager", *"bc", "b", "b"]), (110.0, ["eager", *"bcdefg", "b", "b", "h"])]
 )
 def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_cases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, names: list[str]
+    play: Play, within: float, names: list[str]
 ) -> None:
-    now, took = [0.0], 10.0
+    ms = lambda each: 1.0 if each.variant == "b" else 40.0  # noqa: E731
+    told = play([case(name) for name in ("eager", *"bcdefgh")], ms, within, budget={"repeats": 0})
+    assert [name.partition("/")[0] for name in told] == names
 
-    def measure_one(_: object, task: Task, *__: object) -> Result:
-        now[0] += took
-        samples = {"host": [1.0 if task.case.variant == "b" else 40.0] * 9}
-        return Result(task.case.id, "ok", clock="host", samples=samples, phases={"measure": took}, figures=RIGHT)
 
-    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
-    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-    config = config_of({"models": ["alexnet"], "engines": ["eager"], "budget": {"repeats": 0}})
-    cases, display = [case(name) for name in ("eager", *"bcdefgh")], Told()
-    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
-    runner.begin_in(within, 0.0)
-    runner.measure(cases)
-    assert [id_.split("/")[1] for id_ in display.told] == names
+@pytest.mark.parametrize(("within", "first"), [(None, "compiled"), (900.0, "eager")])
+def test_a_run_with_little_time_begins_with_its_base(play: Play, within: float | None, first: str) -> None:
+    cases = [replace(case("compiled"), engine="compiled"), case("eager")]
+    assert play(cases, lambda _: 1.0, within)[0].partition("/")[0] == first
 
 
 def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path: Path) -> None:
@@ -361,22 +369,6 @@ def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(
     compiled = [replace(case(), engine="compiled", variant=f"compiled{number}") for number in range(4)]
     measure.build_ahead([Task(each, Prepared(), Budget()) for each in (*compiled, case(), case("b"))])
     assert asked == [each.id for each in compiled[:built]]
-
-
-@pytest.mark.parametrize(("within", "first"), [(None, "compiled"), (900.0, "eager")])
-def test_a_run_with_little_time_begins_with_its_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float | None, first: str
-) -> None:
-    taken = lambda _, task, *__: replace(take(kind=""), case_id=task.case.id, phases={"measure": SECONDS})  # noqa: E731
-    monkeypatch.setattr(module.Supervisor, "measure_one", taken)
-    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-    config, display = config_of({"models": ["alexnet"], "engines": ["compiled", "eager"]}), Told()
-    cases = [replace(case("compiled"), engine="compiled"), case("eager")]
-    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
-    if within is not None:
-        runner.begin_in(within, module.time.monotonic())
-    runner.measure(cases)
-    assert display.told[0].split("/")[1] == first
 
 
 FORGED = [None, 3, -1.0, "soon", [], {}, [3], {"host": "x"}, {"host": [None]}, {"x": [math.nan]}, (), object]
