@@ -11,7 +11,6 @@ import pytest
 from published_rows import case, frame, layer
 from rich.console import Console
 
-from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
 from profiler.published import references
 from profiler.published.command import page, present
@@ -45,26 +44,6 @@ def headings(study: str, *cases: dict[str, Any]) -> list[str]:
 
 
 # The references as frames.
-
-
-@pytest.mark.parametrize(
-    ("study", "rows", "network", "rank", "expected"),
-    [
-        ("cnn-benchmarks", 116, "vgg16", 1, ("GTX 1080 Ti", "5.1.10", 128.14)),
-        ("cnn-benchmarks", 116, "vgg16", 9, ("Pascal Titan X", "None", 358.53)),
-        ("cloud-gpus", 66, "alexnet", 4, ("Tesla M60", "5.1.10", 35.32)),
-        ("convnet-benchmarks", 12, "vgg11", 4, ("Titan Black", "Torch-7", 841)),
-    ],
-)
-def test_a_networks_row_is_as_printed(
-    study: str, rows: int, network: str, rank: int, expected: tuple[Any, ...]
-) -> None:
-    found = references.networks(study)
-    assert found.height == rows
-    sums = found.select(pl.col("forward_ms") + pl.col("backward_ms") - pl.col("total_ms")).to_series()
-    assert sums.abs().max() <= 1.001  # type: ignore[operator]
-    assert set(found["network"]) <= set(references.network_names(study)) <= set(CATALOG)
-    assert found.filter(network=network, rank=rank).select("machine", "library", "total_ms").row(0) == expected
 
 
 def test_layers_are_the_printed_tables() -> None:
@@ -135,20 +114,6 @@ def test_what_only_infers_has_a_forward_time_among_the_training_passes() -> None
     assert not [line for line in lines("convnet-benchmarks", "How many", *cases) if "ONNX" in line[0]]
 
 
-def test_networks_are_the_published_form_with_ours_ranked_marked_and_the_best_bold() -> None:
-    found = lines("cnn-benchmarks", "cnn-benchmarks", case("alexnet", ms=13.9), case("alexnet", precision="tf32"))
-    assert found[:6] == [
-        ["AlexNet"],
-        ["GPU", "Library", "Forward (ms)", "Backward (ms)", "Total (ms)"],
-        ["---", "---", "---:", "---:", "---:"],
-        ["▸ H200", "PyTorch 2.11 eager tf32, cuDNN 9.19", "**1.00**", "**2.00**", "**3.00**"],
-        ["GTX 1080 Ti", "cuDNN 5.1.10", "**4.31**", "9.58", "**13.89**"],
-        ["▸ H200", "PyTorch 2.11 eager fp32, cuDNN 9.19", "4.63", "9.27", "13.90"],
-    ]
-    assert len(found) == references.networks("cnn-benchmarks").height + 2 * 10 + 3 * 10
-    assert sum(row[-1] == "not measured" for row in found) == 2 * 9, "networks of which nothing is ours say so"
-
-
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
@@ -181,46 +146,6 @@ def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
     both = case("vgg16", ms=20.0, batch_size=2), case("vgg16", precision="tf32", ms=30.0, batch_size=16)
     ours = [row for row in lines("cnn-benchmarks", "cnn-benchmarks", *both) if "▸" in row[0] and "**" in str(row)]
     assert [row[1][-15:] for row in ours if "tf32" not in row[1]] == [], "bold is the lowest an image, too"
-
-
-def test_an_own_row_has_its_interval_and_the_devices_time() -> None:
-    known = {"latency_low_ms": 1.9, "latency_high_ms": 2.2, "gpu_ms": 1.5}
-    found = lines("cnn-benchmarks", "cnn-benchmarks", case("resnet50", ms=2.0, **known), case("vgg16"))
-    rows = found[found.index(["ResNet-50"]) :]
-    assert rows[1][5:] == ["95 %, ms", "Device (ms)"]
-    assert (rows[3][5:], rows[4][5:]) == (["1.90–2.20", "1.50"], ["", ""])
-
-
-def test_the_library_tables_have_their_class_and_whole_milliseconds() -> None:
-    ours = case("alexnet-owt", "eager-channels-last", ms=12.346, batch_size=128)
-    found = lines("convnet-benchmarks", "convnet-benchmarks", ours)
-    address = "https://github.com/soumith/cuda-convnet2.torch/blob/master/cudaconv3/src/filter_acts.cu"
-    assert found[1] == ["GPU", "Library", "Class/Function", "Time (ms)", "forward (ms)", "backward (ms)"]
-    assert ["Titan Black", "cuda-convnet2", f"[ConvLayer]({address})", "**275**", "**88**", "**187**"] in found
-    assert found[3][2:] == ["eager-channels-last", "12.35", "4.12", "8.23"]
-
-
-def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours() -> None:
-    rows = [
-        case("vgg16", ms=9.0), case("vgg16", "eager-benchmark", ms=8.0), case("vgg16", precision="tf32", ms=1.0),
-        case("resnet50", ms=7.0, **CPU),
-    ]  # fmt: skip
-    found = lines("cnn-benchmarks", "The networks", *rows)
-    assert found[1][5:7] == ["▸ H200 (ms)", "▸ a CPU (ms)"]
-    assert [
-        "VGG-16",
-        "16",
-        "27.00",
-        "8.80",
-        "128.62",
-        "8.00",
-        "not measured",
-        "[3](https://arxiv.org/abs/1409.1556)",
-    ] in found
-    studied = [case("overfeat", batch_size=64), case("overfeat", batch_size=4, **CPU)]
-    found = lines("gpu-study", "The networks", *studied)
-    assert found[1][4:] == ["▸ H200, batch 64 (ms)", "▸ a CPU, batch 4 (ms)"], "unlike batches say so"
-    assert ["VGG Net", "2014", "11 to 19", "7.3", "", ""] in found
 
 
 def test_the_machines_stand_among_the_published() -> None:
@@ -274,37 +199,6 @@ def test_layers_have_their_shapes_sums_and_a_table_a_pass() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("heading", "file", "rows"),
-    [
-        ("convnet-benchmarks", "convnet-benchmarks", [case("vgg11", batch_size=32)]),
-        ("L1 to L5: forward + backprop", "convnet-layers", LAYERS),
-    ],
-)
-def test_of_the_published_figures_those_are_bold_that_the_source_set_bold(
-    heading: str, file: str, rows: list[dict[str, Any]]
-) -> None:
-    bold = references.read(file).filter(emphasis="bold")["milliseconds"].to_list()
-    found = [cell for row in lines("convnet-benchmarks", heading, *rows) if "▸" not in row[0] for cell in row]
-    assert sorted(float(c.strip("*").replace(",", "")) for c in found if c.startswith("**")) == sorted(bold)
-
-
-def test_the_study_of_frameworks_has_a_column_a_network() -> None:
-    same = {"batch_size": 64, "input_gradient": False}
-    rows = [
-        case("vgg16", ms=100.0, **same), case("vgg16", ms=30.0, **same, **{"pass": "inference"}),
-        case("alexnet", ms=10.0, **same), case("resnet152", ms=None, status="oom", **same),
-    ]  # fmt: skip
-    found = lines("gpu-study", "GPU vs Framework", *rows)
-    networks = ["GPU", "Framework", "AlexNet", "Oxford VGG", "ResNet-152"]
-    assert found[:2] == [["forward"], networks]
-    assert found[3][2:] == ["not measured", "30.00", "–"]
-    both = found[found.index(["forward + backward"]) :]
-    assert both[1] == networks
-    assert [row[2:] for row in both[3:]] == [["10.00", "100.00", "out of memory"], ["", "420.28", ""]]
-    assert "Minibatch" not in str(headings("gpu-study", *rows))
-
-
 def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:
     def swept(batch: int, ms: float | None, **more: Any) -> dict[str, Any]:
         return case("vgg16", ms=ms, batch_size=batch, **more)
@@ -342,13 +236,6 @@ def test_the_matrix_compares_with_each_published_machine_and_our_counterpart() -
     assert matrix["Pascal Titan X"]["GTX 1080 Ti"].startswith("0.99 (0.94")
     cpu = matrix["▸ a CPU, PyTorch 2.11 eager fp32"]
     assert (cpu["GTX 1080 Ti"], cpu["CPU: Dual Xeon E5-2630 v3"]) == ("", "8.5"), "a GPU and a CPU are not compared"
-
-
-def test_a_study_of_one_machine_is_compared_by_library_over_networks_and_layers() -> None:
-    found = lines("convnet-benchmarks", MATRIX, *LAYERS)
-    matrix = {row[0]: dict(zip(found[1], row, strict=True)) for row in found[3:]}
-    assert matrix["▸ H200, PyTorch 2.11 fp32, cuDNN 9.19, eager"]["cuda-convnet2, ConvLayer"]
-    assert "cherry-picking, best per layer" not in matrix
 
 
 # The page and the terminal.
