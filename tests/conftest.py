@@ -310,7 +310,7 @@ LONGEST = (
     *("profiler/test_build.py", "engines/test_trt_build.py"),
     *("exporters/test_onnx_export.py", "exporters/test_catalog.py", "exporters/test_build_model.py"),
     *("engines/test_training.py", "browser/test_page.py", "profiler/run/test_watch.py"),
-    *("profiler/run/test_bad_models.py", "profiler/run/test_resume.py", "exporters/test_flops.py"),
+    *("profiler/run/test_resume.py", "exporters/test_flops.py"),
     *("exporters/test_int8.py", "profiler/run/test_layer_job.py", "engines/test_sessions.py"),
     *("profiler/published/test_suites.py", "profiler/run/test_shapes.py"),
     *("profiler/report/test_report.py", "profiler/recommend/test_recommend.py", "robustness/test_folders.py"),

@@ -216,6 +216,7 @@ def test_measured_rows_are_complete(full: Finished, measured: list[dict[str, Any
         parts = [row["forward_ms"], row["backward_ms"]]
         assert all((part is not None) == (row["pass"] == "training") for part in parts), row["case_id"]
         assert (row["export_s"] is not None) == (row["engine"] in ("ort", "openvino")), row["case_id"]
+        assert row["graph"] == ("torch.export, any batch" if row["export_s"] is not None else None)
 
 
 def test_outputs_and_proofs_agree_with_what_was_asked_for(measured: list[dict[str, Any]]) -> None:
@@ -332,6 +333,9 @@ def test_exit_codes_of_failed_rows(run: Run, workplace: Path, tmp_path: Path) ->
     shutil.rmtree(tmp_path / "results")
     finished = run(workplace, f"models: [{RAISING}]\nengines: [eager]\ndevice: cpu\nbudget: {FAST}\n", code=1)
     assert finished.rows["status"].to_list() == ["failed"]
+    assert finished.rows["log"].to_list() == ["logs/prepare-raising.log"]
+    printed = (finished.folder / "logs" / "prepare-raising.log").read_text()
+    assert all(word in printed for word in ("Traceback", "tiny.py", "no luck with this one"))
     assert "no luck with this one" in finished.done.stdout
     assert "Traceback" not in finished.done.stdout
 

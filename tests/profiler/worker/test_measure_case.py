@@ -246,6 +246,10 @@ class Nothing(nn.Module):
         return "nothing"
 
 
+def exits():
+    raise SystemExit("no license")
+
+
 def net():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 10),
@@ -380,7 +384,6 @@ def trained(model: ModelSource, *training: Any, batch_size: int = 4, **more: Any
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests, so that a model is prepared once."""
     folder = tmp_path_factory.mktemp("cases")
     (folder / "case_factories.py").write_text(FACTORIES)
     return folder
@@ -509,6 +512,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         *[(trained(SPARSE, each), "takes no sparse gradients, which table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30$"),
+        (case(source("exits")), "raised SystemExit: no license"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
             case(replace(TEXT, options={"first": "tokens"})),
