@@ -67,21 +67,18 @@ def mixed(path: Path, width: int = 6) -> Path:
 
 
 def source_of(onnx: Path, **more: Any) -> ModelSource:
-    """A user's ONNX file, whose integer inputs hold 0 and 1."""
     source = ModelSource("net", onnx=onnx, **more)
     integers = [spec.name for spec in graph_specs(source, onnx) if "int" in spec.dtype]
     return replace(source, inputs=dict.fromkeys(integers, (0, 2)))
 
 
 def job_of(onnx: Path, precision: str = "native", batch: int = BATCH, **options: Any) -> Job:
-    """A job of TensorRT's for a user's ONNX file, with seeded inputs."""
     source = source_of(onnx)
     inputs = tuple(seeded_inputs(input_specs(source), batch))
     return Job(source, "inference", precision, batch, "cuda", TrtOptions(**options), inputs, onnx=onnx, engine="trt")
 
 
 def run(session: Any, times: int = 1) -> Any:
-    """The outputs after so many runs."""
     for _ in range(times):
         session.run(lambda name: None)
     return session.outputs()

@@ -66,6 +66,7 @@ def test_outputs_agree_with_fp32_eager_on_the_cpu(rows: pl.DataFrame) -> None:
         # PyTorch's own convolution kernels know no TF32; only the last layer's product can use it.
         low = 0 if row["variant"] == "eager-nocudnn" else low
         assert low <= error < high, (row["case_id"], error)
+        assert row["error_items"] > row["batch_size"], "further items were fed, into recorded graphs too"
 
 
 def test_every_clock_is_there(rows: pl.DataFrame) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from runs import Profiler
+from runs import Profiler, run_job
 
 from profiler import load
 from profiler.machine.nvml import visible_gpus
@@ -58,14 +58,9 @@ class NvidiaSmi:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Iterator[tuple[Path, NvidiaSmi]]:
-    folder = tmp_path_factory.mktemp("figures")
-    (folder / "job.yaml").write_text(JOB)
     outside = NvidiaSmi()
-    done = profiler("job.yaml", cwd=folder)
+    path = run_job(profiler, tmp_path_factory.mktemp("figures"), JOB)
     outside.stop()
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    (path,) = (folder / "results").iterdir()
     yield path, outside
 
 

@@ -110,7 +110,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(folder: Path, profiler: Profiler) -> list[Row]:
-    """One job's rows in running order, a good model before and after each bad one."""
     (folder / "hostile_models.py").write_text(MODELS)
     names = ["good_first", *(name for bad in BAD for name in (bad, f"good_after_{bad}"))]
     factories = {name: "good" if name.startswith("good") else name for name in names}

@@ -65,7 +65,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ladder(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Callable[[str], Path]:
-    """The run of an engine, started when a test first asks for it."""
 
     @cache
     def of(engine: str) -> Path:

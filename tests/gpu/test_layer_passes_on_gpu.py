@@ -50,7 +50,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 @pytest.fixture
 def clock() -> CudaClock:
-    """With a stream of its own, on which everything runs."""
     return CudaClock()
 
 

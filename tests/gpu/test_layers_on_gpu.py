@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from runs import Profiler
+from runs import Profiler, run_job
 
 from profiler import load, load_layers
 
@@ -20,6 +20,7 @@ passes: [inference, training]
 precisions: [fp32, fp16]
 batch_sizes: [16]
 device: cuda
+profile: true
 budget: {seconds: 0.3, min_samples: 5}
 exclude:
   - {engine: ort, pass: training}
@@ -33,17 +34,11 @@ CONVOLUTIONS = 20
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
-    folder: Path = tmp_path_factory.mktemp("layers")
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", "--profile", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (folder / "results").iterdir()
-    return path
+    return run_job(profiler, tmp_path_factory.mktemp("layers"), JOB)
 
 
 @pytest.fixture(scope="module")
 def rows(run: Path) -> pl.DataFrame:
-    """The cases that can run, each with its layers as lists."""
     layers = load_layers(run).group_by("case_id", maintain_order=True).agg("layer", "kind", "nodes", "ms")
     return load(run)[0].filter(status="ok").join(layers, on="case_id", how="left").collect()
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from runs import Profiler
+from runs import Profiler, run_job
 
 from engines.catalog import ENGINES
 from engines.requirements import explain, missing
@@ -28,11 +28,7 @@ exclude: [{variant: no-graph, precision: [tf32, fp16, int8]}]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[Any]:
-    folder = tmp_path_factory.mktemp("providers")
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder)
-    print(done.stdout)
-    (run,) = (folder / "results").iterdir()
+    run = run_job(profiler, tmp_path_factory.mktemp("providers"), JOB)
     return [row for row in load(run)[0].collect().to_dicts() if row["engine"] == "ort-trt"]
 
 

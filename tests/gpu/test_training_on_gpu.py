@@ -44,7 +44,6 @@ HALF = ("fp16", "bf16")
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Rows and samples."""
     rows, samples = (each.collect() for each in load(run_job(profiler, tmp_path_factory.mktemp("training"), JOB)))
     assert len(rows) == CASES
     return rows, samples
@@ -117,7 +116,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 @pytest.fixture(scope="module")
 def clock() -> CudaClock:
-    """It sets the stream that sessions work on."""
     return CudaClock()
 
 
