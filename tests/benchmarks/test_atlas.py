@@ -1,4 +1,4 @@
-"""The atlas: its job's shares, and its page made of rows by hand."""
+"""The page of the atlas, made of rows by hand."""
 
 from __future__ import annotations
 
@@ -7,26 +7,10 @@ from pathlib import Path
 import handmade
 import polars as pl
 
-from benchmarks.atlas import ROOT, added, operator, page, shares, whole
-from profiler.job.config import load_config
+from benchmarks.atlas import added, page, whole
 
 FAMILY = pl.col("model").str.split("_").list.first().alias("family")
 LACKING = "Fail: NOT_IMPLEMENTED: Could not find an implementation for Foo(20) node with name 'node_foo'"
-
-
-def test_the_job_has_the_names_and_every_device_a_share() -> None:
-    models = [entry.name for entry in load_config(ROOT / "examples" / "atlas.yaml").models]
-    assert len(set(models)) == len(models) >= 120
-    parts = shares(models, ["cuda:0", "cuda:1"])
-    assert sorted(name for part in parts.values() for name in part) == sorted(models)
-    assert shares([0], ["cuda:0", "cuda:1"]) == {"cuda:0": [0], "cuda:1": [0]}
-
-
-def test_a_reason_s_operator() -> None:
-    assert operator(LACKING) == "Foo"
-    assert operator("model 'm': the export failed: no conversion of aten.foo.default") == "aten.foo"
-    assert operator("model 'm': no luck (at all)") == "no luck"
-    assert operator("RuntimeError: it keeps a tensor, which is lost") == "it keeps a tensor"
 
 
 def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path: Path) -> None:

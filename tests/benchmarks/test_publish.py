@@ -23,7 +23,6 @@ FAILED = "resnet50/ort/inference/fp16/b16/r0"
 
 @pytest.fixture(scope="module")
 def results() -> pl.DataFrame:
-    """Return the golden rows, of which one failed."""
     failed = pl.col("case_id") == FAILED
     return pl.read_parquet(GOLDEN / "results.parquet").with_columns(
         status=pl.when(failed).then(pl.lit("failed")).otherwise("status"),
