@@ -27,7 +27,7 @@ import torch
 from matrix_product import WEIGHT, write_theirs
 from numpy.typing import NDArray
 from onnx import TensorProto
-from runs import Profiler
+from runs import Profiler, run_job
 
 from engines.deployment import Deployed
 from exporters.source import ModelSource
@@ -95,10 +95,8 @@ for number, script in enumerate(scripts):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a job, what it measures, and a cache."""
     folder = tmp_path_factory.mktemp("artifact")
     (folder / "tiny.py").write_text(TINY)
-    (folder / "job.yaml").write_text(JOB)
     (folder / "parts").mkdir()
     write_theirs(folder / "parts" / "theirs.onnx")
     return folder
@@ -106,11 +104,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(profiler: Profiler, workplace: Path) -> Path:
-    """The job's run."""
-    done = profiler("job.yaml", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (workplace / "results").iterdir()
-    return folder
+    return run_job(profiler, workplace, JOB, PROFILER_CACHE=str(workplace / "cache"))
 
 
 def only(variant: str) -> tuple[str, str]:
@@ -194,7 +188,6 @@ def run_examples(
 
 
 def paths_in(artifact: Path, *folders: Path) -> list[str]:
-    """The files that hold the path of one of these folders, of a home or of this project."""
     words = [os.fsencode(folder) for folder in (*folders, Path.home(), ROOT)]
     found = []
     for file in (path for path in artifact.rglob("*") if path.is_file()):

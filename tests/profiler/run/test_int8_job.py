@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from runs import Profiler
+from runs import Profiler, run_job
 
 NETS = """
 from torch import nn
@@ -46,15 +46,12 @@ def rows(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """By model and variant."""
     folder = tmp_path_factory.mktemp("int8")
     (folder / "nets.py").write_text(NETS)
-    (folder / "job.yaml").write_text(JOB)
     for name, dtype in (("images", np.float32), ("bytes", np.uint8)):
         (folder / name).mkdir()
         items = np.random.default_rng(0).normal(size=(2, 3, 16, 16)) * 4
         np.save(folder / name / "a.npy", items.astype(dtype))
-    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (results,) = folder.glob("results/*/results.parquet")
-    return {f"{row['model']}/{row['variant']}": row for row in pl.read_parquet(results).iter_rows(named=True)}
+    results = pl.read_parquet(run_job(profiler, folder, JOB, PROFILER_CACHE=str(folder / "cache")) / "results.parquet")
+    return {f"{row['model']}/{row['variant']}": row for row in results.iter_rows(named=True)}
 
 
 def test_a_graph_is_quantized_and_its_calibration_is_told(rows: dict[str, dict[str, Any]]) -> None:

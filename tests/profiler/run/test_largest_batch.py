@@ -133,7 +133,6 @@ class Finished:
 
     @property
     def journals(self) -> tuple[Rows, Rows]:
-        """The lines of the cases, and of the tries."""
         return self.lines("journal"), self.lines("largest_batch")
 
 
@@ -167,7 +166,6 @@ def bounded(name: str, folder: Path, above: int, marker: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def largest(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finished]) -> Finished:
-    """A run of networks that fit up to some batch."""
     folder = tmp_path_factory.mktemp("largest")
     job = f"""
 models: [{bounded("hungry", folder, 20)}, {bounded("short", folder, 18)}]

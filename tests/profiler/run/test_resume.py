@@ -81,7 +81,6 @@ def rows_of(run: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
-    """A workplace with a run of which only batch 1 has been measured."""
     folder = tmp_path_factory.mktemp("resume")
     write_all(folder)
     done = profiler("job.yaml", *FIRST, cwd=folder, PROFILER_CACHE=str(folder / "cache"), AS_IF_QUIET="yes")

@@ -27,7 +27,6 @@ from profiler.machine.target import Target
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.results.result import Kept, Result, Stage
-from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 from profiler.run import runner as module
@@ -87,7 +86,6 @@ def take(
         (take(0.4), take(None), False),
         (take(1.0), take(1.0), False),
         (take(None), take(0.4), True),
-        (take(None), take(None), False),
         (take(0.4), take(0.0, "failed", kind=""), False),
     ],
 )
@@ -297,26 +295,13 @@ def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_sam
 
 LOW = {"fp32_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 100.0}
 """As measured on two cores while others took 70 % of them."""
-ALONE = {"fp32_tflops": 0.5, "copy_gb_s": 18.0, "cache_mib": 100.0}
 
 
-def test_roofs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = [Measured(ALONE, quiet=True), Measured({**LOW, "bf16_tflops": 0.03}, quiet=False)]
-    monkeypatch.setattr(module, "run_one", lambda call: Outcome("ok", value=left.pop(0)))
-    config, environment = config_of({"models": ["alexnet"], "engines": ["eager"]}), dict[str, Any]()
-    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], environment, Told())
-    for precision, expected in (
-        ("fp32", {"roofs": ALONE, "roofs_quiet": True}),
-        ("bf16", {"roofs": {**ALONE, "bf16_tflops": 0.03}, "roofs_quiet": False}),
-    ):
-        for _ in range(2):
-            runner._measure_roofs([case(precision=precision)])
-        assert environment == expected
-    assert left == []
+def test_roofs_that_cannot_be_measured_are_none_and_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "run_one", lambda call: Outcome("failed", "no time"))
-    runner = Runner(runner.run, config, Target("cpu"), [], [], nothing := {}, Told())
-    runner._measure_roofs([case()])
-    assert nothing == {"roofs": {}, "roofs_quiet": False}
+    config, environment = config_of({"models": ["alexnet"], "engines": ["eager"]}), dict[str, Any]()
+    Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], environment, Told())._measure_roofs([case()])
+    assert environment == {"roofs": {}, "roofs_quiet": False}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from matrix_product import write_text
-from runs import Profiler
+from runs import Profiler, run_job
 
 from engines.trt_build import batch_shapes
 from exporters.inputs import input_specs
@@ -159,9 +159,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path
     """Measure a layer with attention at two lengths, with the run's cache."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "nets.py").write_text(FACTORY)
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_job(profiler, folder, JOB, PROFILER_CACHE=str(folder / "cache"))
     return folder
 
 

@@ -41,18 +41,15 @@ def printed(*rows: dict[str, Any], width: int = 120, **more: Any) -> str:
 
 
 def lines(text: str, start: str) -> list[list[str]]:
-    """The words of the lines that start so."""
     return [line.split() for line in text.splitlines() if line.lstrip().startswith(start)]
 
 
 def words(text: str, start: str) -> list[str]:
-    """The words of the only line that starts so."""
     (line,) = lines(text, start)
     return line
 
 
 def heads(text: str) -> str:
-    """The two lines above the ruler, as one."""
     rows = text.splitlines()
     (ruler,) = [i for i, line in enumerate(rows) if line.startswith(" ───")]
     return " ".join(" ".join(rows[ruler - 2 : ruler]).split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
@@ -24,8 +23,6 @@ from profiler.machine.nvml import Reading
 from profiler.machine.processor import Load
 from profiler.processes.process import Call
 from profiler.results.result import Result
-from profiler.results.run_folder import read_lines
-from profiler.results.warning_kinds import retaken
 from profiler.run import progress, watch
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
@@ -102,7 +99,6 @@ with watch.DeviceLock("cpu") as lock:
 
 @pytest.fixture
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for locks which this process shares with the other run."""
     folder = tmp_path / "locks"
     folder.mkdir()
     monkeypatch.setattr(watch, "lock_folder", lambda: folder)
@@ -313,13 +309,11 @@ budget: {seconds: 0.05, min_samples: 3}
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One for all runs, so that none but the first prepares the network."""
     return str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a job and its network."""
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
     return tmp_path
@@ -335,39 +329,6 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(place: Path, cache:
     rows = pl.read_parquet(run / "results.parquet")
     assert rows["status"].to_list() == ["ok", "ok"]
     assert all("disturbed: another run measured on the same device" in warnings for warnings in rows["warnings"])
-
-
-@pytest.mark.slow
-def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
-    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, busy_processors: list[int], profiler: Profiler
-) -> None:
-    announce = Display.announce
-
-    def end_other_work(display: Display, what: str) -> None:
-        announce(display, what)
-        for pid in busy_processors if " again" in what else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    monkeypatch.setattr(Display, "announce", end_other_work)
-    (place / "job.yaml").write_text(JOB.replace("seconds: 0.05", "seconds: 0.3, repeats: 3"))
-    done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "\nmeasuring 2 cases again, for at most " in done.stdout
-    (run,) = (place / "results").iterdir()
-    takes: dict[str, list[Result]] = {}
-    for line in read_lines(run / "journal.jsonl"):
-        result = Result.from_json(line)
-        takes.setdefault(result.case_id, []).append(result)
-    # On a machine that others keep busy, too, the second take may be no less disturbed, and then it does not count.
-    assert len(takes) == 2
-    for first, *others in takes.values():  # An inconsistent one may have more reasons.
-        (why,) = (warning.text for warning in first.warnings if warning.kind == "disturbed")
-        shares = [result.figures["disturbance"] for result in (first, *others) if retaken(result.warnings)]
-        assert shares == sorted(shares, reverse=True), "one that counted was less disturbed than the one before"
-        for result in others:
-            (reason,) = (warning.text for warning in result.warnings if warning.kind == "remeasured")
-            assert f"disturbed: {why}" in reason
 
 
 # How a run's progress is shown.
