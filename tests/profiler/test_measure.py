@@ -257,11 +257,9 @@ def hooked(register: str) -> nn.Module:
 FLOATS = np.ones((2, 3), np.float32)
 REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet81", None, {}, r"models\[0\]\.network: unknown network 'resnet81'; did you mean 'resnet18'"),
-    ("resnet18", None, {"name": "a/b"}, "a model's name is part of its rows' ids"),
     ("resnet18", FLOATS, {}, "resnet18 brings its inputs; a factory returns"),
     ("resnet18", None, {"name": "mine", "precisions": ("fp23",)}, r"^precisions\[0\]: unknown precision 'fp23'"),
     ("resnet18", None, {"budget": {"second": 1}}, "budget: unknown key 'second'; did you mean 'seconds'"),
-    ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
     (lambda: None, None, {}, "no other process can import this; put it in a module"),
     *[

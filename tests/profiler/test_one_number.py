@@ -50,7 +50,6 @@ RUNS = {
 
 @pytest.fixture(scope="module", params=["cpu", "h200", *RUNS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A golden run's folder, or one of rows made by hand."""
     if request.param not in RUNS:
         yield GOLDEN / request.param
         return

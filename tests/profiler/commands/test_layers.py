@@ -87,7 +87,6 @@ def result(of: Case, layers: list[dict[str, Any]]) -> Result:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run of three variants of "net", and of one variant of "other", which has no layers."""
     folder = RunFolder.create(tmp_path / "results")
     cases = [case("eager"), case("eager", replicate=1), case("ort"), case("compiled"), case("eager", "other")]
     for of, layers in zip(cases, [EAGER, EAGER[:1], ORT, COMPILED, []], strict=True):

@@ -24,7 +24,6 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
 
 
 def processes(run_id: str, *medians: float, reach: float = 0.0, **columns: Any) -> list[dict[str, Any]]:
-    """One row a process, each with an interval that reaches a share to both sides."""
     return [
         {"run_id": run_id, "latency_ms": ms, "latency_low_ms": ms / (1 + reach), "latency_high_ms": ms * (1 + reach),
          "replicate": number, **columns}
@@ -202,7 +201,6 @@ FAILED = {"run_id": "b", "reason": "no luck"}
     [
         (processes("b", 1.08, reach=0.01), "slower"),  # One process a side is enough where its interval says so.
         (processes("b", 1.08, 1.081, 1.079), "slower"),
-        (processes("b", 246.0, reach=0.5), "slower"),
         (processes("b", 1.08, reach=0.1), "unclear"),
         (processes("b", 1.0, 1.3, 1.1), "unclear"),
         (processes("b", 1.04, reach=0.1), None),  # Slower by less, and what could be more is not held against it.

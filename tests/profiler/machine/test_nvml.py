@@ -43,7 +43,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Nvml:
-    """Return the second card, of which some functions answer otherwise."""
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
     return Nvml("GPU-bb22")

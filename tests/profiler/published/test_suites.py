@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
-import pytest
-from runs import Profiler, on_console
+from runs import Profiler
 
 from engines.options import Device
-from exporters.catalog import LAYERS
-from profiler.commands import listings
 from profiler.job.case import Case
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.machine import nvml
-from profiler.machine.nvml import Gpu
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.published.times import SEARCHING
 
 FOLDER = Path(__file__).resolve().parents[3] / "suites"
 SUITES = ("cloud-gpus", "cnn-benchmarks", "convnet-benchmarks", "convnet-layers", "gpu-study", "minibatch-efficiency")
@@ -59,49 +52,6 @@ def test_the_published_networks_and_layers_are_measured_at_the_published_batch_s
             assert plain(name, pass_) == {(network, size) for network in networks for size in sizes}
     on_cpu = set(references.networks("cnn-benchmarks").filter(device="cpu").select("network", "batch_size").rows())
     assert len({(case.model, case.batch_size) for case in plan("cnn-benchmarks", "cpu")} & on_cpu) >= 4
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", SUITES)
-def test_the_image_has_a_gradient_where_the_study_computed_it(name: str, device: Device) -> None:
-    published = load_config(FOLDER / f"{name}.yaml").published
-    assert published is not None
-    for case in plan(name, device):
-        own = case.pass_ == "training" and case.model in STUDIES[published].input_gradient
-        assert case.training.input_gradient == own, case.id
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", [*NETWORKS, "convnet-layers"])
-def test_what_stands_for_the_published_library_is_measured_everywhere(name: str, device: Device) -> None:
-    trained = [case for case in plan(name, device) if case.pass_ == "training"]
-    variants = STUDIES[name].counterpart if name in STUDIES else SEARCHING
-    variant = variants[0] if device == "cuda" else "eager"
-    assert {case.model for case in trained if (case.variant, case.precision) == (variant, "fp32")} == {
-        case.model for case in trained
-    }
-    assert name != "convnet-layers" or {case.model for case in trained} == set(LAYERS)
-
-
-def test_the_gpu_study_compares_frameworks_on_all_seven_networks() -> None:
-    ran = Counter((case.engine, case.pass_) for case in plan("gpu-study", "cuda") if case.precision == "fp32")
-    both = {(engine, pass_): 7 for engine in ("eager", "compiled") for pass_ in ("inference", "training")}
-    assert ran == {**both, ("ort", "inference"): 7, ("trt", "inference"): 7}
-    lacking = {case.engine for name in SUITES for case in plan(name, "cpu") if case.unsupported}
-    assert lacking <= {"openvino"}, "all others are always installed"
-
-
-def test_the_listing_names_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    def listed(width: int = 120) -> str:
-        return on_console(lambda console: listings.list_suites(listings.Suites(), console), width=width)
-
-    monkeypatch.setattr(nvml, "visible_gpus", list)
-    for width in (120, 80):
-        text = listed(width)
-        assert max(map(len, text.splitlines())) <= width
-        assert all(f" {name} " in " ".join(text.split()) for name in SUITES)
-    monkeypatch.setattr(nvml, "visible_gpus", lambda: [Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", "9.0")])
-    assert "A card" in listed()
 
 
 JOB = """

@@ -30,7 +30,6 @@ CPU = {"machine": "a CPU", "device": "cpu", "cudnn": None}
 
 
 def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
-    """Return the cells of every line below the heading that begins so, each table's title before it."""
     _, sections = published_tables(study, frame(*cases), [ENVIRONMENT])
     (section,) = [section for section in sections if section.heading.startswith(heading)]
     found = []
@@ -44,16 +43,6 @@ def headings(study: str, *cases: dict[str, Any]) -> list[str]:
 
 
 # The references as frames.
-
-
-def test_layers_are_the_printed_tables() -> None:
-    layers = references.layers()
-    best = dict(layers.filter(library="cherry-picking").select("layer", "grad_weight_ms").rows())
-    assert (layers.height, best["L1"], best["L5"], best["total"]) == (6 * 12, 199, 21, 372)
-    (ccv,) = references.layer_summary().filter(library="ccv").to_dicts()
-    assert (ccv["forward_ms"], ccv["backward_ms"], ccv["why"]) == (809, None, "809+bw")
-    times = references.networks("gpu-study").select("network", "batch_size", "total_ms").rows()
-    assert times == [("vgg16", 64, 420.28), ("vgg16", 128, 899.86)]
 
 
 def test_missing_figures_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,16 +93,6 @@ def test_a_row_says_where_it_computed_the_images_gradient_otherwise_than_the_stu
 # Networks.
 
 
-def test_what_only_infers_has_a_forward_time_among_the_training_passes() -> None:
-    alone: dict[str, Any] = {"pass": "inference", "batch_size": 32, "ms": 1.5, "backward_ms": None}
-    cases = [case("vgg11", batch_size=32, input_gradient=True)]
-    cases += [case("vgg11", engine=one, variant=one, **alone) for one in ("ort", "eager")]
-    found = lines("convnet-benchmarks", "convnet-benchmarks", *cases)
-    (ort,) = [line for line in found if "forward only" in line]
-    assert "ONNX Runtime" in ort[1] and ort[2:6] == ["ort", "forward only", "1.50", ""]
-    assert not [line for line in lines("convnet-benchmarks", "How many", *cases) if "ONNX" in line[0]]
-
-
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
@@ -148,55 +127,7 @@ def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
     assert [row[1][-15:] for row in ours if "tf32" not in row[1]] == [], "bold is the lowest an image, too"
 
 
-def test_the_machines_stand_among_the_published() -> None:
-    rented = {"cloud": "Some Cloud", "instance": "big", "usd_per_hour": 7.2}
-    rows = [
-        case("alexnet", **rented, ms=12.0, energy_mj_per_item=720.0),
-        case("alexnet", precision="tf32", **rented, ms=8.0),
-    ]
-    found = lines("cloud-gpus", "The machines", *rows)
-    card = "▸ [H200](https://www.nvidia.com/en-us/data-center/h200/)"
-    assert found[3][:6] == [card, "Some Cloud", "big", "140GiB HBM3e", "Hopper", "16,896"]
-    hosts = found[found.index(["Their hosts"]) :]
-    assert ["all", "Ubuntu 14.04", "8.0 Release Candidate"] in [list(filter(None, row)) for row in hosts]
-    assert "7.2 an hour" in found[3]
-    assert "[Google Cloud](https://cloud.google.com)" in str(found)
-    costs = lines("cloud-gpus", "What a million", *rows)
-    even = costs.index(["The published cards: prices an hour at which they train as cheaply, by network"])
-    assert [row[-2:] for row in costs[3:even]] == [["1", ""], ["1.5", "0.72"]]
-    # 1 USD for a million images: at 16 images in 19.58 ms for what they are worth an hour.
-    assert ["Quadro P5000", "H200", "1", "2.94", "2.94"] in costs[even:]
-    assert "What a million images cost" not in headings("cloud-gpus", case("alexnet"))
-
-
 # Layers, frameworks, minibatches.
-
-
-def test_layers_have_their_shapes_sums_and_a_table_a_pass() -> None:
-    failed = case("L3", "eager-benchmark", ms=None, model_kind="layer", batch_size=128, reason="no", head=None)
-    sums = lines("convnet-benchmarks", "L1 to L5: forward + backprop", *LAYERS)
-    assert sums[3][:6] == ["▸ H200", "PyTorch 2.11 fp32, cuDNN 9.19", "eager", "40.00", "15.00", "25.00"]
-    assert sums[3][-1] == "100"
-    quicker = [layer(f"L{i}", (2.0 * i, 1.0, 1.0), "eager-benchmark") for i in range(1, 6)]
-    both = lines("convnet-benchmarks", "L1 to L5: forward + backprop", *LAYERS, *quicker)
-    assert both[3][:6] == ["▸ H200", "cherry-picking fp32", "best per layer", "25.00", "15.00", "10.00"]
-    (total,) = [
-        row for row in lines("convnet-benchmarks", "What the source", *LAYERS, *quicker) if "985 ms for" in str(row)
-    ]
-    assert total[3] == "printed 985 ms; today 25 ms", "the lowest forward and the lowest backward, as the source has it"
-    assert ["809+bw", "809", ""] in [row[3:6] for row in sums]
-    passes = lines("convnet-benchmarks", "L1 to L5, by pass", *LAYERS, failed)
-    titles = [row[0] for row in passes if len(row) == 1]
-    assert titles == ["forward", "backward (gradInput + gradWeight)", "gradInput", "gradWeights"]
-    assert passes[3][2:9] == ["eager", *(f"{i}.00" for i in range(1, 6)), "15.00"], "one alone is no best"
-    assert not [row for row in passes if "eager-benchmark" in row], "what gave no figure stands apart"
-    assert lines("convnet-benchmarks", "Not measured", *LAYERS, failed)[-1][1:] == [
-        "PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19", "forward + backward", "L3", "no",
-    ]  # fmt: skip
-    assert lines("convnet-benchmarks", "L1 to L5: shapes", *LAYERS[:4])[-2:] == [
-        ["L4", "16x16", "128", "128->128", "7x7", "1x1", "128"],
-        ["L5", "13x13", "128", "384->384", "3x3", "1x1", ""],
-    ]
 
 
 def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:

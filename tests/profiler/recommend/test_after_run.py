@@ -19,7 +19,6 @@ from profiler.run import model_job
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A fully connected layer."""
     return write_product(tmp_path / "tiny.onnx", np.ones((32, 8), np.float32) / 32)
 
 

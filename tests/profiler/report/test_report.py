@@ -58,7 +58,6 @@ class Reader(HTMLParser):
 
 
 def shown(report: Report, name: str) -> list[dict[str, str]]:
-    """A table's rows as a reader sees them, by heading."""
     (table,) = (table for table in report.tables if table.name == name)
     columns = {field.heading: texts for field, texts in table.columns()}
     return [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]

@@ -52,7 +52,6 @@ HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
 
 def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
-    """Three processes whose figures differ so much that their interval reaches so far."""
     return [handmade.row(variant, ms=ms * factor, replicate=n) for n, factor in enumerate((1 / reach, 1.0, reach))]
 
 

@@ -22,7 +22,6 @@ GOLDEN = ROOT / "tests" / "golden"
 
 
 def write_run(folder: Path, run_id: str | None = None, environment: Any = None, **columns: Any) -> Path:
-    """A run of one row and three samples, written by this version."""
     folder.mkdir(parents=True)
     cell = {"model": "a", "engine": "ort", "variant": "ort", "pass": "inference", "precision": "fp32", "batch_size": 1}
     case = {"run_id": run_id or folder.name, "case_id": "a/b", **cell}

@@ -48,7 +48,6 @@ def share(row: tuple[Case, Result], roofs: Roofs) -> float | None:
         (measured(1.0, 1e-3, 850, case("fp16")), ROOFS, 1e-3, 1e-3 / 600, MOVED_MS),  # 50 MiB may stay in the cache.
         (measured(1.0, 1e-3, 50), ROOFS, 1e-3, 1e-3 / 50, 2e-5),
         (measured(1.0, 1e-3, 4), UNCACHED, 1e-3, 1e-3 / 50, 2e-5),  # Of a cache of unknown size memory is no limit.
-        (measured(1.0, 1e-3, 4), UNCACHED | {"cache_mib": 0.0}, 1e-3, 1e-3 / 50, 2e-5),
         (measured(1.0, None, 850), ROOFS, None, None, None),
         *((measured(8.0, 8, 1, case(other)), ROOFS, 1.0, None, None) for other in ("bf16", "int8")),
         (measured(8.0, 8, 1), {}, 1.0, None, None),
@@ -71,10 +70,8 @@ def test_a_row_has_a_place_below_its_roofs(
     ("ms", "gflops", "moved_mib", "layer", "is_impossible"),
     [
         (33.4, 1.0, 10.0, None, None),  # The floor is at 33.3 ms.
-        (1000.0, 1.0, 10.0, None, None),
         (None, 1.0, 10.0, None, None),
         (20.0, 1.0, 10.0, None, False),
-        (13.4, 1.0, 10.0, None, False),
         (13.3, 1.0, 10.0, None, True),  # More than 2.5 times below.
         (90.0, 0.001, 1000.0, None, True),  # 236 ms for what the cache cannot hold.
         (100.0, 0.001, 1000.0, None, False),
@@ -120,7 +117,6 @@ NARROW = pytest.approx(0.05)
     [
         ([measured(20.0), measured(100.0)], {"fp32_tflops": NARROW, "bf16_tflops": NARROW}),
         ([measured(100.0, 0.001, 900.0)], {"copy_gb_s": pytest.approx(800 * MIB / 0.1 / 1e9)}),
-        ([measured(1000.0)], {}),
         ([measured(20.0, of=case("fp16"))], {}),  # It has no roof.
         ([measured(20.0, reference=None)], {}),
         ([measured(20.0, status="failed", reasons=["the outputs are wrong"])], {}),
@@ -152,12 +148,10 @@ def test_tables_go_by_the_roofs_that_rows_raised(tmp_path: Path) -> None:
     ("precision", "types", "expected"),
     [
         ("fp32", {"float16": 3}, "fp32"),
-        ("tf32", {"float32": 3}, "tf32"),
         ("amp-fp16", {"float16": 3, "float32": 1}, "fp16"),
         ("int8", {"int8": 3, "float32": 1}, "int8"),
         ("native", {"float32": 3}, "fp32"),
         ("native", {"float16": 3, "float32": 1}, None),
-        ("native", {"int8": 3}, None),
         ("native", {}, None),
     ],
 )

@@ -34,7 +34,6 @@ def correlated(rng: np.random.Generator, series: int, n: int, rho: float) -> Flo
 
 
 def coverage(series: Floats, truth: float) -> float:
-    """The share of the series' intervals that hold the truth."""
     return float(np.mean([found.low <= truth <= found.high for found in map(median_interval, series)]))
 
 

@@ -30,21 +30,16 @@ STOLE = "the hypervisor took 3 % of the processors' time"
         (QUIET, [], 0.02),
         (Load(2.0), [], None),
         (load(others=0.48), [TOOK.format(48)], 0.48),
-        (load(others=0.05), [TOOK.format(5)], 0.05),
         (load(others=0.3, processors=1), [TOOK.format(30)], 0.3),
         (load(steal=0.03, stolen_s=0.12), [STOLE], 0.03),
         (load(others=0.1, steal=0.03, stolen_s=0.1), [TOOK.format(10), STOLE], 0.1),
         # One busy process among 64 processors is no matter, unless it is in the way of one of our threads.
         (load(others=1 / 64, processors=64, delayed=0.5), [WAITED.format(50)], 0.5),
-        (load(others=1 / 64, processors=64, delayed=0.04), [], 0.04),
         # Waiting counts only as far as others ran.
         (load(others=0.51, delayed=0.97), [TOOK.format(51), WAITED.format(97)], 0.97),
-        (load(others=0.51, delayed=3.0), [TOOK.format(51), WAITED.format(100)], 1.0),
         (load(others=0.51, delayed=0.4), [TOOK.format(51), WAITED.format(40)], 0.51),
         (load(others=0.1, delayed=0.9), [TOOK.format(10), WAITED.format(20)], 0.2),
         (load(others=0.0, delayed=0.5), [], 0.0),  # Our own threads waited for each other.
-        (load(others=0.049), [], 0.049),
-        (load(others=0.02, delayed=0.9), [], 0.04),
         (load(seconds=0.05, others=0.4, delayed=0.4), [], 0.0),  # 40 ms of two processors: a few ticks.
         (load(seconds=0.05, steal=0.3, stolen_s=0.03), [], 0.0),
         (load(steal=0.009, stolen_s=0.1), [], 0.009),
@@ -106,7 +101,6 @@ class Recorded(Nvml):
         ([{7}, {7, 8}, {7, 8}], {7: 0.04, 8: 0.9}, [0.5], []),
         ([set(), {8}, {8, 9}], {8: 0.5, 9: 0.5}, [0.0], ["other processes took 50 % of the GPU's time"]),
         ([set(), {8}, {8, 9}], {8: 0.9}, [0.0], []),
-        ([set(), {8}, {8}], {8: 1.0}, [0.0], []),
         # A container that sees no process, or no process's share: what the GPU did before us counts.
         ([set()], {}, [0.6], ["other processes took 60 % of the GPU's time"]),
         ([{7}, {7, 8}, {7, 8}], None, [0.6], ["other processes took 60 % of the GPU's time"]),
