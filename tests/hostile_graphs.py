@@ -19,7 +19,6 @@ Maker = Callable[[Path], Path]
 
 
 def model(nodes: Sequence[Any], initializers: Sequence[Any] = (), kind: int = TensorProto.FLOAT) -> Any:
-    """An ONNX model from "x" to "y"."""
     x, y = (helper.make_tensor_value_info(n, kind, own) for n, own in (("x", ["batch", 4]), ("y", [None, None])))
     graph = helper.make_graph(list(nodes), "g", [x], [y], list(initializers))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
@@ -41,7 +40,6 @@ def of(made: Callable[[], Any]) -> Maker:
 
 
 def external(*locations: str) -> Any:
-    """A model whose weight lies in another file."""
     made = good()
     tensor = made.graph.initializer[0]
     tensor.ClearField("raw_data")

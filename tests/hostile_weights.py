@@ -46,7 +46,6 @@ def with_code_as_long_ago(path: Path) -> None:
 
 
 def headed(header: Any, data: int = 60, length: int | None = None) -> Maker:
-    """A .safetensors file."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return of(struct.pack("<Q", len(text) if length is None else length) + text + bytes(data))
 

@@ -52,7 +52,6 @@ def on_processors(count: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def on_gpu() -> Iterator[None]:
-    """A process that multiplies matrices on the GPU without a pause, and has begun."""
     with subprocess.Popen([sys.executable, "-c", _SPIN_ON_GPU], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

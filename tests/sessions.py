@@ -67,7 +67,6 @@ def make_job(
 
 
 def outputs(session: Session) -> Any:
-    """The only output, after a run."""
     session.run(lambda name: None)
     (output,) = session.outputs()
     assert output.dtype == np.float32

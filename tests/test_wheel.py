@@ -40,7 +40,6 @@ def small():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the programs of an environment with the wheel and the dependencies of the tests."""
     folder = tmp_path_factory.mktemp("wheel")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")

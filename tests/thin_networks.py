@@ -20,7 +20,6 @@ MODULES = ("3b", "4e", "5b")
 
 
 def thin_source(network: str) -> ModelSource:
-    """Return the source of the canonical network made thin."""
     shape = CATALOG[network].input_shape
     return ModelSource(f"thin-{network}", factory="thin_networks:thin", input_shape=shape, options={"network": network})
 

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         # The kind of model comes before all else.
         ("eager", "inference", "cpu", "native", "onnx", ["eager", "torch module", "ONNX file"]),
-        ("compiled", "training", "cuda", "native", "onnx", ["compiled", "torch module"]),
         # A reason by device and pass.
         ("openvino", "inference", "cuda", "fp32", "canonical", ["no NVIDIA device"]),
         # Reasons by device and precision.
@@ -31,15 +30,12 @@ ROOT = Path(__file__).resolve().parents[2]
         ("ort", "inference", "cuda", "int8", "canonical", ["dequantize", "compute in float"]),
         ("eager", "inference", "cpu", "fp8", "canonical", ["GPUs only", "8.9"]),
         ("ort", "inference", "cpu", "fp8", "canonical", ["no fp8 graph", "eager or compiled"]),
-        ("trt", "inference", "cuda", "fp8", "canonical", ["no fp8 graph", "eager or compiled"]),
         ("compiled", "training", "cuda", "int8", "canonical", ["compiled has no int8 training on cuda", "amp-bf16"]),
         ("eager", "training", "cpu", "amp-bf16", "layer", ["for a layer ask for bf16"]),
         # A pass that the engine does not have.
         ("ort", "training", "cpu", "fp32", "canonical", ["ort has no training"]),
-        ("ort", "training", "cuda", "fp32", "canonical", ["ort has no training"]),
         # A precision that it does not have, without a reason of its own: the others are named.
         ("eager", "training", "cpu", "fp16", "canonical", ["no fp16 training on cpu", "bf16, fp32"]),
-        ("eager", "inference", "cpu", "native", "factory", ["no native inference on cpu", "fp32"]),
     ],
 )
 def test_what_an_engine_cannot_has_a_reason(
@@ -118,17 +114,6 @@ def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch) 
     )
     installed |= {"torch": "2.11.0rc1", "onnxruntime": "1.24.1"}
     assert missing(ENGINES["eager"], "cpu") + missing(ENGINES["ort"], "cpu") == []
-
-
-def test_compute_capability_of_the_card() -> None:
-    engine = ENGINES["trt-rtx"]
-    for capability in ("7.5", "8.9", "12.0", None):
-        assert unsupported(engine, "inference", "cuda", "fp16", "canonical", capability) is None
-    reason = unsupported(engine, "inference", "cuda", "fp16", "canonical", "9.0")
-    assert reason is not None
-    assert reason.startswith("trt-rtx does not support this GPU's compute capability 9.0; it has 7.5, 8.0, 8.6, 8.9")
-    assert unsupported(ENGINES["trt"], "inference", "cuda", "fp16", "canonical", "9.0") is None
-    assert unsupported(ENGINES["ort"], "inference", "cuda", "fp16", "canonical", "9.0") is None
 
 
 @pytest.mark.slow

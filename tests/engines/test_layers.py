@@ -202,7 +202,6 @@ def event(category: str, name: str, ts: float, dur: float, **args: Any) -> dict[
 
 
 def iteration_events(start: float, slow: float = 1.0) -> list[dict[str, Any]]:
-    """A convolution of two kernels, a ReLU in the same thread, and a copy that no operator made."""
     first = int(start)
     return [
         event("user_annotation", "profiler: iteration", start, 100, External_id=first),
@@ -324,7 +323,6 @@ def node_event(name: str, kind: str, ts: int, dur: int) -> dict[str, Any]:
 
 
 def run_events(start: int, slow: int = 1) -> list[dict[str, Any]]:
-    """A run of a convolution, of a loop with a node inside, and of a product."""
     return [
         {"cat": "Session", "name": "model_run", "ts": start, "dur": 200, "args": {}},
         {"cat": "Session", "name": "SequentialExecutor::Execute", "ts": start + 1, "dur": 198, "args": {}},
@@ -341,7 +339,6 @@ COVERED = [("node_conv", "node_relu"), ("node_loop",), ("node_fc",)]
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
-    """Three runs, of which the first is a warm-up."""
     path = tmp_path / "profile.json"
     path.write_text(json.dumps([*run_events(0, slow=2), *run_events(1000), *run_events(2000, slow=2)]))
     return path

@@ -21,7 +21,6 @@ def spec(dtype: str = "float32", shape: tuple[int | str, ...] = ("batch", ROWS),
 
 
 def renewed(*inputs: tuple[TensorSpec, torch.Tensor], block: int = 1) -> list[list[torch.Tensor]]:
-    """The inputs of each call, copied as it would read them."""
     renewal, seen = Renewal([one for one, _ in inputs], [tensor.clone() for _, tensor in inputs]), []
     for _ in range(CALLS // block):
         renewal.renew(block)

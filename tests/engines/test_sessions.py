@@ -71,7 +71,6 @@ def open_session(cache: Cache) -> Open:
 
 @pytest.fixture(scope="module")
 def expected(cache: Cache) -> Any:
-    """Outputs of the plain module, shape (batch, classes)."""
     with torch.no_grad():
         model = restore(SOURCE, cached_state(SOURCE, cache))
         return model(torch.from_numpy(seeded_inputs(input_specs(SOURCE), BATCH)[0])).numpy()

@@ -178,17 +178,6 @@ def test_the_prepared_weights_are_not_written_to(open_session: Open, cache: Cach
     assert hashlib.sha256(state.read_bytes()).hexdigest() == before
 
 
-def test_the_head_of_logits_has_no_loss(open_session: Open) -> None:
-    session = open_session(head="logits")
-    session.run(ignore)
-    (output,) = session.outputs()
-    assert output.shape == (BATCH, 10)
-    gradient = session.training.objectives[0].target
-    np.testing.assert_allclose(gradient.norm(dim=1), 1 / BATCH, rtol=1e-5)
-    # The bias's gradient is the sum of the output's.
-    torch.testing.assert_close(session.model.get_parameter("8.bias").grad, gradient.sum(0))
-
-
 @pytest.mark.parametrize("dropout", [False, True])
 def test_dropout_is_off_unless_asked_for(open_session: Open, dropout: bool) -> None:
     session = open_session(dropout=dropout)

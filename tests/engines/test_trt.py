@@ -57,7 +57,6 @@ class Graph:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """A GPU and TensorRT, both played."""
     made = StandIn()
     monkeypatch.setattr(trt, "library", lambda engine: made)
     monkeypatch.setattr(trt, "build_engine", made.build_engine)

@@ -38,13 +38,11 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
 
 @pytest.fixture(scope="module")
 def resnet18() -> nn.Module:
-    """No test writes to it."""
     return load_model("resnet18")
 
 
 @pytest.fixture(scope="module")
 def googlenet() -> dict[str, Tensor]:
-    """The tensors of a state, which no test writes to."""
     return load_model("googlenet").state_dict()
 
 
@@ -105,7 +103,6 @@ def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path, googlenet: dict[s
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, small: ModelSource) -> ModelSource:
-    """The small model with the weights of a training script's checkpoint."""
     state = {f"module.{name}": tensor + 1 for name, tensor in build(small).state_dict().items()}
     path = tmp_path / "checkpoint.pt"
     torch.save({"epoch": 3, "state_dict": state, "optimizer": {"state": {}, "param_groups": []}}, path)

@@ -80,7 +80,6 @@ def produce(path: Path) -> None:
 
 
 def filled(root: Path, **days: float) -> Cache:
-    """A cache with an entry of 15 bytes in two files for each name, last used so many days ago."""
     cache = Cache(root)
     for key, age in days.items():
         path, _ = cache.entry("kind", key, ".txt", lambda path: path.write_text("0123456789ABCDE") and None)

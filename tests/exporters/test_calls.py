@@ -129,7 +129,6 @@ class Own(Tensor):
 
 
 def in_thread(kind: str) -> Any:
-    """A tensor that a thread computes, as each library hands it over."""
     if kind == "torch":
         done: Any = torch.futures.Future()
         done.set_result(torch.ones(2))

@@ -82,7 +82,6 @@ SAID = {
 
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A user's module, which imports an installed library."""
     installed, own = tmp_path / "site", tmp_path / "own"
     for folder in (installed / "somelib-1.0.dist-info", own):
         folder.mkdir(parents=True)

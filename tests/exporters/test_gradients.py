@@ -107,7 +107,6 @@ def reference(cache: Cache, name: str = "tiny", precision: str = "fp64", head: s
 
 
 def plain(cache: Cache, name: str, items: int, target: np.ndarray):
-    """The loss and gradients as anybody would compute them, in fp64."""
     model = restore(source(name), cached_state(source(name), cache)).double().train()
     model[5].eval()
     x = torch.from_numpy(seeded_inputs(input_specs(source(name)), items)[0]).double().requires_grad_()

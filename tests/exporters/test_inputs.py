@@ -34,7 +34,6 @@ SPECS = [
 
 
 def save(path: Path, *shapes: list[int | str | None], types: tuple[int, ...] = ()) -> ModelSource:
-    """A file that passes its inputs through."""
     kinds = types or (TensorProto.FLOAT,) * len(shapes)
     pairs = list(enumerate(zip(kinds, shapes, strict=True)))
     inputs, outputs = (

@@ -48,7 +48,6 @@ def outputs(export: Export, source: ModelSource, batch: int = 3) -> np.ndarray:
 
 
 def input_scale(export: Export) -> float:
-    """The step between two values that the quantized input can take."""
     graph = onnx.load(export.path).graph
     (node,) = (node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
     return next(float(numpy_helper.to_array(t)) for t in graph.initializer if t.name == node.input[1])

@@ -23,8 +23,6 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 TRANSFORMERS = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
-TIMM = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
-TORCHVISION = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
 
 
 def model(word: str, **more: Any) -> ModelSource:
@@ -69,7 +67,6 @@ def inputs_own(name, options):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library of embeddings, as a row of the table."""
     (tmp_path / "own_library.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_library", raising=False)
@@ -223,7 +220,6 @@ TINY_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "d_kv": 1
 
 
 def cached(prompt: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The cache that a prompt gives, by the names that a step takes."""
     return {name.replace("present", "past_key_values"): x for name, x in named_outputs(prompt).items() if "." in name}
 
 
@@ -252,25 +248,3 @@ def test_a_prompt_and_a_step_from_its_cache_give_what_the_whole_model_gives(word
             step = decode(input_ids=ids[:, 4:], **cached(prompt))
     assert torch.allclose(prompt["logits"][:, -1], expected[:, 3], atol=1e-5)
     assert torch.allclose(step["logits"][:, -1], expected[:, 4], atol=1e-5)
-
-
-@TIMM
-@pytest.mark.gpu
-def test_timm() -> None:
-    source = model("timm:vit_tiny_patch16_224", options={"num_classes": 7})
-    assert input_specs(source)[0].shape == ("batch", 3, 224, 224)
-    assert outputs(source) == {"y": (2, 7)}
-    larger = model("timm:vit_tiny_patch16_224", options={"img_size": 96})
-    assert outputs(larger) == {"y": (2, 1000)}
-    with pytest.raises(ModelError, match="timm has no such model; did you mean 'vit_tiny_patch16_224"):
-        input_specs(model("timm:vit_tiny_patch16_22"))
-
-
-@TORCHVISION
-@pytest.mark.gpu
-def test_torchvision() -> None:
-    assert outputs(model("torchvision:resnet18", dimensions={"height": 64, "width": 64})) == {"y": (2, 1000)}
-    found = outputs(model("torchvision:fasterrcnn_mobilenet_v3_large_320_fpn", dimensions={"height": 64, "width": 64}))
-    assert list(found) == [f"y{item}.{name}" for item in range(2) for name in ("boxes", "labels", "scores")]
-    with pytest.raises(ModelError, match="torchvision has no such model; did you mean 'resnet18'"):
-        input_specs(model("torchvision:resnet8"))

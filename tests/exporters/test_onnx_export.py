@@ -251,7 +251,6 @@ def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
 
 
 def sparse(path: Path, **place: str) -> Path:
-    """A graph with a sparse constant, whose values lie in another file."""
     values = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
     for key, value in place.items():
         values.external_data.add(key=key, value=value)

@@ -36,7 +36,6 @@ class Cheat(NamedTuple):
 
     @property
     def least_ms(self) -> float:
-        """A call's least time, if its row says that all is computed."""
         rows = 8 if self.examples else 2
         return 1000 * LAYERS * rows * ROW_SECONDS if self.status == "ok" and not self.mark else 0.0
 

@@ -49,7 +49,6 @@ def spelled(thing: Any) -> str:
 
 
 def turned(thing: Any) -> Any:
-    """The same, its mappings in another order."""
     if isinstance(thing, dict):
         return {key: turned(each) for key, each in reversed(thing.items())}
     return [turned(each) for each in thing] if isinstance(thing, list) else copy.copy(thing)

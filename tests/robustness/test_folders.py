@@ -38,7 +38,6 @@ READERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of a suite."""
     folder = Path(shutil.copytree(SUITE, tmp_path / "run"))
     (folder / "bench.yaml").write_text("models: [alexnet]\nengines: [eager]\n")
     return folder
@@ -189,7 +188,6 @@ budget: {seconds: 0.1}
 
 @pytest.fixture
 def begun(tmp_path: Path) -> RunFolder:
-    """A run that was ended before its tables, with a line for each of its cases."""
     run = RunFolder(tmp_path / "begun")
     run.path.mkdir()
     (run.path / "bench.yaml").write_text(JOB)

@@ -160,7 +160,6 @@ def journal(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def rows_of(run: Path) -> dict[str, dict[str, Any]]:
-    """The rows of its table, by case."""
     file = run / "results.parquet"
     return {row["case_id"]: row for row in pl.read_parquet(file).to_dicts()} if file.exists() else {}
 

@@ -131,7 +131,6 @@ class Job:
         assert len(self.plan) == ROWS
 
     def begin(self, path: Path) -> None:
-        """A run of which half is measured, and finished so far."""
         path.mkdir()
         (path / "logs").mkdir()
         self.go_on(path, self.plan[: ROWS // 2])
