@@ -1,4 +1,4 @@
-"""Define a case, one cell of the matrix: its id, its budget, and the filters that select it."""
+"""Define a case, the work of one process: its id, its budget, and filters that select cases."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from profiler.errors import ConfigError, nearest
 KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "shape", "replicate", "optimizer")
 """Keys of `--only` and `exclude`."""
 _LONGEST_FILE_NAME = 180
-"""Bytes, out of Linux's 255: suffixes follow."""
+"""Bytes. Linux allows 255, but suffixes are added later."""
 
 
 @dataclass(frozen=True)
 class Budget:
     """Limit one case: sampling time, sample counts, and the seconds until its process is killed.
 
-    Sampling takes at least `min_samples`, even beyond `seconds`, within half of the remaining `timeout`. It ends early
-    only with an interval, which needs 30 samples. `repeats` limits the time for second takes of disturbed cases, as a
-    share of the time for all first takes; 0 disables them.
+    Sampling goes on past `seconds` until it has `min_samples`, but for at most half of the remaining `timeout`. It may
+    end early once the median has an interval, which needs 30 samples. `repeats` limits the time for second takes of
+    disturbed cases, as a share of the time for all first takes; 0 disables them.
     """
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
@@ -46,7 +46,7 @@ QUICK = {"seconds": 0.3, "min_samples": 3}
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
+    """The work of one process. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
     `options` are the engine's, resolved for the device. `unsupported` is the reason why the case cannot run.
     """
@@ -72,25 +72,25 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """The label of all other axes unless default, such as "optimizer=sgd/head=logits"."""
+        """The shape, and training options that are not default, such as "optimizer=sgd/sequence=128"."""
         training = asdict(self.training) if self.source.layer is None else {}
-        usual = asdict(PLAIN)
-        words = [f"{key}={_word(value)}" for key, value in training.items() if value != usual[key]]
+        defaults = asdict(PLAIN)
+        words = [f"{key}={_word(value)}" for key, value in training.items() if value != defaults[key]]
         return "/".join([*words, *shape_words(self.shape)])
 
     @property
     def family(self) -> str:
-        """The id that cases of all batch sizes share."""
+        """The id with batch size 0, which cases of all batch sizes share."""
         return replace(self, batch_size=0).id
 
     @property
     def is_base(self) -> bool:
-        """True if factors are relative to this case."""
+        """True if other cases' factors are relative to this one."""
         return is_base(self.variant, self.precision, self.source.kind)
 
     @property
     def subject(self) -> str:
-        """The name that preparing uses: the model's, with its shape if that varies."""
+        """The name under which the model is prepared, with its shape if the job varies it."""
         return self.source.subject
 
     @property
@@ -155,7 +155,7 @@ class Filter:
         return Filter({key: values for key, values in self.conditions.items() if key not in keys})
 
     def tests(self) -> Iterator[tuple[tuple[str, ...], Sequence[Any]]]:
-        """Yield columns and values of each test: any of the columns must have any of the values."""
+        """Yield each condition as columns and values; a case meets it if any column has any of the values."""
         for key, values in self.conditions.items():
             # Users write a variant's name for its engine.
             yield ("engine", "variant") if key == "engine" else (key,), values
@@ -165,7 +165,7 @@ class Filter:
         return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
 
     def check_some(self, cases: Sequence[Case]) -> None:
-        """Raise ConfigError for a value that no case has, and where no case matches."""
+        """Raise ConfigError if no case has one of the values, or if no case matches."""
         for columns, values in self.tests():
             valid = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
             for word in map(str, values):
@@ -214,7 +214,7 @@ def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[
 
 
 def nearest_engine(word: str, valid: Iterable[str]) -> str:
-    """Suggest the nearest engine, by other spellings too, such as TensorRT_RTX for trt-rtx."""
+    """Suggest the nearest engine, also for other spellings such as TensorRT_RTX, which is trt-rtx."""
     words = list(valid)
     spellings = {spelling: e.name for e in ENGINES.values() if e.name in words for spelling in e.spellings}
     close = closest(word.lower().replace("_", "-"), [*words, *spellings])

@@ -49,24 +49,24 @@ def _word(valid: Iterable[str], kind: str) -> BeforeValidator:
 
 
 def _part_of_id(subject: str) -> AfterValidator:
-    """Require characters that ids, tables and file names can have."""
+    """Require characters that ids, tables and file names allow."""
     rule = f"{subject} is part of its rows' ids: '{{}}' must be printable, non-empty, and without '/' or ','"
     return _must(lambda name: name and not {"/", ","} & set(name) and name.isprintable(), rule)
 
 
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:
     # Resolve only parents: in Hugging Face's cache, model.onnx links to a file without a suffix.
-    whole = _base(info) / path
+    whole = _folder_of_yaml(info) / path
     return Path(os.path.realpath(whole.parent), whole.name) if ".." in whole.parts else whole
 
 
-def _base(info: ValidationInfo) -> Path:
+def _folder_of_yaml(info: ValidationInfo) -> Path:
     folder: Path = (info.context or {}).get("folder", Path.cwd())
     return folder
 
 
 def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
-    """Require that `holds(value)`, else raise a mistake with the text."""
+    """Return a validator that raises a mistake with the text unless `holds(value)`."""
 
     def check(value: Any) -> Any:
         try:
@@ -86,8 +86,8 @@ def _is_factory(name: str) -> bool:
 
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
-    """Return a library's model with the absolute path of its folder, if any."""
-    folder = folder_of(word, _base(info))
+    """Make the path absolute in the name of a library's model that is a folder, such as hf:../bert."""
+    folder = folder_of(word, _folder_of_yaml(info))
     return word if folder is None else f"{word.partition(':')[0]}:{folder}"
 
 
@@ -164,26 +164,26 @@ class ModelEntry(_Strict):
     """The measured part of a library's model, such as decode."""
     factory: Factory | None = None
     onnx: File | None = None
-    """The model, or with a factory or a network the graph that replaces its export."""
+    """The model itself; next to a factory or a network, the graph to use instead of an export."""
     variants: dict[Variant, File] = {}
     """Files of the model by precision, such as a quantized one."""
     weights: File | None = None
     key: str | None = None
     """The state dict's key in a checkpoint."""
     prefix: str = ""
-    """Prefix of the state dict's keys that the model's lack."""
+    """A prefix to strip from the state dict's keys."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
-    """The shape of one item of a factory's only input, in floats."""
+    """The shape of one item, if the factory's model has a single input of floats."""
     inputs: dict[str, GraphInput] = {}
     outputs: list[str] = []
     """Names of the compared outputs; training uses the first."""
     dimensions: dict[str, Count] = {}
     batch: dict[str, Annotated[int, Field(ge=0)] | None] = {}
-    """Axis of the items by input, unless the first; null for an input that all items share."""
+    """Axis of the items by input, if not the first; null for an input that all items share."""
     shapes: Shapes | None = None
     options: dict[str, Any] = {}
     calibration: Arrays | None = None
-    """A folder of .npy files, inputs that int8 takes its ranges from."""
+    """A folder of .npy files; int8 takes its ranges from these inputs."""
     batch_sizes: BatchSizes | None = None
 
     @model_validator(mode="before")
@@ -274,19 +274,19 @@ class DeviceEntry(Machine):
 
 
 class TrainingEntry(_Strict):
-    """Configure training beyond forward and backward; each optimizer makes cases."""
+    """Configure training beyond forward and backward; each optimizer has cases of its own."""
 
     optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], _Some] = ["none"]
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     loss: str | dict[str, str] = {}
-    """A user's loss that replaces the head's: of all models, or by model."""
+    """A user's loss instead of the head's, for all models or by model."""
     dropout: bool = False
     input_gradient: bool | list[str] = False
-    """Compute the gradient of the input: of all models, or of those named."""
+    """Compute the gradient of the input, for all models or for those named."""
     accumulation: Annotated[list[Count], _Some, BeforeValidator(lambda n: [n] if isinstance(n, int) else n)] = [1]
-    """Parts of the batch whose gradients add up; each number makes cases."""
+    """Number of parts of the batch whose gradients add up; each number has cases of its own."""
     frozen: list[str] | dict[str, list[str]] = []
-    """Parameters that do not train: of all models, or by model."""
+    """Parameters that are not trained, in all models or by model."""
 
     @model_validator(mode="after")
     def _check_words(self) -> TrainingEntry:
@@ -295,7 +295,8 @@ class TrainingEntry(_Strict):
                 raise mistake(f"'{word}' is not of the form package.module:function, without .py", "loss")
         frozen = [self.frozen] if isinstance(self.frozen, list) else self.frozen.values()
         if strange := [word for words in frozen for word in words if not word or {"/", ",", "+"} & set(word)]:
-            raise mistake(f"'{strange[0]}' is no parameter's name, module's name or pattern such as '*.bias'", "frozen")
+            expected = "the name of a parameter or module, or a pattern such as '*.bias'"
+            raise mistake(f"'{strange[0]}' is not {expected}", "frozen")
         return self
 
     def settings(self, model: str) -> list[Training]:
@@ -370,7 +371,7 @@ class Config(_Strict):
     precisions: Annotated[list[Precision], _Some] = ["fp32"]
     batch_sizes: BatchSizes = [1]
     shapes: Shapes = {}
-    """Sizes by named dimension of the inputs; a model is measured at every combination of those that it has."""
+    """Sizes by named dimension; a model is measured at every combination of the dimensions that its inputs have."""
     training: TrainingEntry = TrainingEntry()
     largest_batch: LargestBatch | None = None
     search: bool = False
@@ -379,7 +380,7 @@ class Config(_Strict):
     """The published benchmark to show next to the run's figures."""
     machine: Machine = Machine()
     devices: Annotated[
-        list[DeviceEntry], _must(lambda d: len({e.kind for e in d}) == len(d), "a kind of device is in it twice")
+        list[DeviceEntry], _must(lambda d: len({e.kind for e in d}) == len(d), "a kind of device is listed twice")
     ] = []
     """Kinds of devices of a Ray cluster, for --ray; each measures the whole job."""
     device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICE_WORDS}")] = "auto"
@@ -432,9 +433,9 @@ class JobFile:
     def config(
         self, device_kind: str = "", overrides: Mapping[str, Any] | None = None, hardware: str | None = None
     ) -> Config:
-        """Validate the job; the block named `device_kind` replaces keys, then `overrides` do. Ignores `hardware`.
+        """Validate the job; the block named `device_kind` replaces keys, then `overrides` do.
 
-        Raises ConfigError for a mistake.
+        Ignores `hardware`, which ModelJob.config needs. Raises ConfigError for a mistake.
         """
         typed: dict[Location, str] = {}
         for key, value in (overrides or {}).items():
@@ -444,8 +445,8 @@ class JobFile:
         block = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}.get(device_kind) or {}
         if not isinstance(block, dict):
             raise origin.error("expected keys and values", (device_kind,))
-        usual = {"suite": self.path.stem}
-        return _checked(merged(usual, data, block, overrides or {}), origin, self.path.resolve().parent)
+        defaults = {"suite": self.path.stem}
+        return _checked(merged(defaults, data, block, overrides or {}), origin, self.path.resolve().parent)
 
 
 def merged(*jobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -465,7 +466,7 @@ def load_config(path: Path, device_kind: str = "", overrides: Mapping[str, Any] 
 
 
 def config_of(job: Mapping[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
-    """Validate a job that is data, with paths relative to the current folder. ConfigErrors name the `typed` options."""
+    """Validate a job given as data; paths are relative to the current folder. Errors name the `typed` options."""
     return _checked(job, Origin(typed=typed or {}), Path.cwd())
 
 

@@ -36,7 +36,7 @@ EXPECTED = {
     "bool_type": "must be true or false",
     "string_type": "must be a text",
 }
-"""Texts for errors by type; pydantic's would name Python's types."""
+"""Texts by type of error, since pydantic's name Python's types."""
 _MOST_PROBLEMS = 10
 _MOST_BYTES, _MOST_VALUES = 2**19, 20_000
 """Limits of a job's file; an alias counts each time it is used."""
@@ -44,7 +44,7 @@ _MOST_BYTES, _MOST_VALUES = 2**19, 20_000
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a job: a file with lines, or options `typed` for some places.
+    """The source of a job's keys: the lines of a file, and options `typed` on the command line.
 
     Keys of a device's `block` replace the job's.
     """
@@ -55,7 +55,7 @@ class Origin:
     block: str = ""
 
     def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
-        """Make the error for a mistake at a place in the job, or at an unknown `key` there."""
+        """Make the error for a mistake at a place in the job, or for an unknown `key` there."""
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
         option = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), None)
         line = f"{self.path}:{self.line(at if key is None else (*at, key))}: " if self.path and not option else ""
@@ -68,7 +68,7 @@ class Origin:
         return next((self.lines[place] for place in places if place in self.lines), 1)
 
     def explain(self, error: ValidationError, model: type[BaseModel]) -> ConfigError:
-        """Explain the first mistakes that pydantic found, a line each."""
+        """Explain the first mistakes that pydantic reported, one a line."""
         problems = sorted(error.errors(), key=lambda problem: self.line(_location(problem)))
         texts = dict.fromkeys(str(self.error(*_problem(problem, model))) for problem in problems[:_MOST_PROBLEMS])
         return ConfigError("\n".join(texts))
@@ -82,7 +82,7 @@ _Constructor.add_constructor("tag:yaml.org,2002:timestamp", RoundTripConstructor
 
 
 class _Composer(Composer):
-    """Refuses a document that is too large, before anything is made of it."""
+    """Refuses a document that is too large before it is built."""
 
     composed = 0
 
@@ -130,7 +130,7 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def _plain(node: Any, at: Location, lines: Lines) -> Any:
-    """Make plain data of what ruamel read; note each key's and item's line."""
+    """Convert ruamel's objects to plain data; note the line of each key and item."""
     if isinstance(node, dict | list):
         lines.update({(*at, key): place[0] + 1 for key, place in (node.lc.data or {}).items()})  # type: ignore[union-attr]
     if isinstance(node, dict):

@@ -29,12 +29,12 @@ _LONG_BUILD_SECONDS = 180.0
 _CORE_FLOPS = 5e10
 """Guessed FLOP/s of a network on a core: PyTorch's on an EPYC."""
 _CALLS = 2
-"""Guessed calls of a case beyond its samples."""
+"""Guessed calls of a case besides its samples, such as the warm-up's."""
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
 """Fewest processes of a base: they show how far processes differ."""
 CONFIRMING_PROCESSES = 3
-"""Processes of a likely winner beyond its plan: those that chose it do not count."""
+"""Further processes of a likely winner: the planned ones, which chose it, do not confirm it."""
 MOST_PROCESSES = 9
 """Most processes of cells that a search cannot distinguish."""
 MOST_CASES = 50_000
@@ -43,22 +43,22 @@ _LAYERS = Training(head="logits")
 
 
 def make_plan(config: Config, device: Device, hardware: str | None = None) -> list[Case]:
-    """Return every cell of the config's matrix, in running order.
+    """Return the config's cases in running order.
 
-    `hardware` is machine.Target.hardware if known, which some engines require.
+    `hardware` is Target.hardware: some engines run only on certain GPUs.
 
-    Replicates are rounds through the whole matrix (A B C A B C), so that a drift of the machine spreads over all cells
-    and shows between a cell's replicates. Bases have at least three processes: with fewer rounds, additional ones in
-    the middle and at the end of their model's cases.
+    Replicates are rounds through all configurations (A B C A B C), so that a drift of the machine spreads over all
+    cells and shows between a cell's replicates. Bases have at least three processes: with fewer rounds, further ones
+    run in the middle and at the end of their model's cases.
 
-    Raises ConfigError if two cells have the same id, and for no cells or too many.
+    Raises ConfigError if two cases have the same id, or if there are no cases or too many.
     """
     if (count := _count_cells(config)) > MOST_CASES:
-        raise ConfigError(f"{count:,} cases, and a plan has at most {MOST_CASES:,}; shorten a list, or split the job")
+        raise ConfigError(f"{count:,} cases, but a plan has at most {MOST_CASES:,}; shorten a list, or split the job")
 
     @functools.cache
     def requirements(engine: str, precision: str) -> str:
-        """Explain what this machine lacks. Cached: a look takes milliseconds, a plan may have thousands of cells."""
+        """Explain missing requirements. Cached: a check takes milliseconds, and a plan may have thousands of cells."""
         return explain(missing(ENGINES[engine], device, precision=precision))
 
     matrix = [list(_cells(config, entry, device, hardware, requirements)) for entry in config.subjects]
@@ -68,7 +68,7 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     cases += [case for cells in rounds[-len(matrix) :] for case in _with_bases(cells, config.replicates)]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
-            raise ConfigError(f"{count} cases have the id {case_id}: give models, engines and listed values once each")
+            raise ConfigError(f"{count} cases have the id {case_id}: list models, engines and values once each")
     plan = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
     if not plan:
         raise ConfigError(f"exclude: no case is left of {len(cases)}")
@@ -142,7 +142,8 @@ def _is_built_alone(case: Case) -> bool:
 def processes_of_winners(is_search: bool) -> Sequence[int]:
     """Return the number of further processes of likely winners, round by round.
 
-    After the first round another cell may be a likely winner. A search adds processes while there are several.
+    The second round confirms cells that became likely winners in the first. A search adds processes while several
+    cells may win.
     """
     return range(CONFIRMING_PROCESSES, MOST_PROCESSES + 1) if is_search else [CONFIRMING_PROCESSES] * 2
 
@@ -150,7 +151,7 @@ def processes_of_winners(is_search: bool) -> Sequence[int]:
 def further(case: Case, planned: int, processes: int = 0) -> list[Case]:
     """Return a likely winner's further replicates, at least CONFIRMING_PROCESSES beyond the planned ones.
 
-    Of a base all processes count, since nothing chose it.
+    A base's planned processes count too, since they did not choose it.
     """
     count = max(processes, CONFIRMING_PROCESSES)
     numbers = range(1, max(processes, BASE_PROCESSES)) if case.is_base else range(planned, planned + count)
@@ -158,7 +159,7 @@ def further(case: Case, planned: int, processes: int = 0) -> list[Case]:
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
-    """Return the cases that match `only`. Raises ConfigError for a word that no case has, and if none match."""
+    """Return the cases that match `only`. Raises ConfigError if no case has one of its words, or if none match."""
     if only is None:
         return plan
     only.check_some(plan)
@@ -166,7 +167,7 @@ def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
 
 
 def builds_long(case: Case) -> bool:
-    """Return whether an option's value takes minutes to build."""
+    """Return whether one of the case's options makes its build take minutes."""
     options = ENGINES[case.engine].options.declared()
     return any(option.builds_long and case.options.get(name) in option.search for name, option in options.items())
 
@@ -185,7 +186,7 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
 
 
 def searched(plan: Iterable[Case]) -> list[Case]:
-    """Return one case, of any batch, for each family whose largest batch is searched."""
+    """Return one runnable case, of any batch, for each family: the search for the largest batch starts from it."""
     families = {case.family: case for case in reversed(list(plan)) if not case.unsupported and not case.replicate}
     return list(reversed(families.values()))
 
@@ -197,20 +198,20 @@ def _cells(
     hardware: str | None,
     requirements: Callable[[str, str], str],
 ) -> Iterator[Case]:
-    of_job = entry.source()
-    precisions = precisions_of(of_job, config.precisions)
-    trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]
+    unshaped = entry.source()
+    precisions = precisions_of(unshaped, config.precisions)
+    trainings = config.training.settings(entry.name) if unshaped.layer is None else [_LAYERS]
     varied = _varied(entry)
     shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*map(sorted, varied.values()))]
     batches = entry.batch_sizes or config.batch_sizes
     for shape, batch_size, pass_, precision in product(shapes, batches, config.passes, precisions):
-        source = at_shape(of_job, shape, varied)
+        source = at_shape(unshaped, shape, varied)
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
             if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
-                continue  # Only a file has this precision, and the engine runs none.
-            cannot = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
-            reason = reason or _untrainable(source, pass_, batch_size, training.accumulation) or cannot
+                continue  # Only a file has this precision, and the engine runs no files.
+            by_engine = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
+            reason = reason or _untrainable(source, pass_, batch_size, training.accumulation) or by_engine
             if ENGINES[engine].needs == "onnx" and precision not in ENGINES[engine].switches:
                 reason = reason or not_made(source, precision)
             if ENGINES[engine].int8_graph == "int8-dynamic" and precision in source.graphs:

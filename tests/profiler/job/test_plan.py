@@ -96,7 +96,7 @@ def test_a_plan_that_is_too_large_is_refused_before_it_is_made(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "MOST_CASES", 63)
-    with pytest.raises(ConfigError, match=r"^64 cases, and a plan has at most 63"):
+    with pytest.raises(ConfigError, match=r"^64 cases, but a plan has at most 63"):
         planned(MATRIX)
 
 
