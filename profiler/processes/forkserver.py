@@ -25,15 +25,15 @@ COMPILER = "torch._inductor.compile_fx"
 """Importing it takes a second, in each compiled case or once in the forkserver."""
 _PREFIX, _LOCK, _NEW_SECONDS = "profiler-scratch-", "lock", 60
 _SHORT, _LONGEST = "/tmp", 60
-"""Folder for sockets if another's name is longer: a socket's path has 107 bytes (man 7 unix)."""
+"""Folder for sockets if the run's own has more characters: a socket's path has at most 107 bytes (man 7 unix)."""
 
 
 @contextlib.contextmanager
 def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
     """Start the forkserver; yield the libraries' versions and devices, probed in a forked process.
 
-    The forkserver also imports the `modules` that it can, so that no worker has to. Raises ConfigError if the probe
-    ends twice, or a library cannot be loaded.
+    The forkserver also imports the `modules` that it can, so that no worker has to. Raises ConfigError if a library
+    cannot be loaded, or the probe crashes twice.
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(sorted(modules))
     sweep()
@@ -76,7 +76,7 @@ def forget_choices() -> None:
 
 @contextlib.contextmanager
 def leaving_no_trace() -> Iterator[None]:
-    """Restore a user's process afterwards: its environment, and its forkserver if it has one."""
+    """Restore the calling process afterwards: its environment, and its own forkserver if it has one."""
     usual: Any = forkserver._forkserver
     before, is_ours = dict(os.environ), usual._forkserver_pid is not None and PRELOADED in usual._preload_modules
     server: Any = usual if is_ours else forkserver.ForkServer()
@@ -94,7 +94,7 @@ def leaving_no_trace() -> Iterator[None]:
 
 
 def _use(server: Any) -> None:
-    """Make multiprocessing use this forkserver: its module has the bound methods of one."""
+    """Make multiprocessing use this forkserver: the module's functions are bound methods of a single one."""
     forkserver._forkserver = server
     for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
         setattr(forkserver, name, getattr(server, name))
@@ -103,18 +103,18 @@ def _use(server: Any) -> None:
 def check_process() -> None:
     """Raise ConfigError if this process cannot start others, or cannot see their end."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        raise ConfigError("SIGCHLD is ignored, so the end of no process is seen: signal.signal(SIGCHLD, SIG_DFL) first")
+        raise ConfigError("SIGCHLD is ignored, which hides the end of processes; call signal.signal(SIGCHLD, SIG_DFL)")
     if multiprocessing.current_process().daemon:
-        raise ConfigError("a daemon of multiprocessing may start no processes: measure in a process with daemon=False")
+        raise ConfigError("a daemonic process may start no processes; measure in a process with daemon=False")
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder has been removed: change into another one first") from None
+        raise ConfigError("the current folder has been removed; change to another one") from None
 
 
 @contextlib.contextmanager
 def own_folder(place: str | None = None) -> Iterator[Path]:
-    """Make a temporary folder. If this process cannot remove it, the next run does, once its lock is free."""
+    """Make a temporary folder. If this process cannot remove it, a later run does, once its lock is free."""
     folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True)
     with folder as name, FileLock(Path(name, _LOCK)):
         yield Path(name)

@@ -1,4 +1,4 @@
-"""Keep processes that hold models, which take seconds to make: calls are forked from them."""
+"""Make each model once, which takes seconds, in a process of its own, and fork its calls from there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.processes.messages import Outcome
 from profiler.processes.process import ORIGINS, Call, Child, Server, run_all
 
 _FREE_MIB = 8192
-"""Free memory below which the oldest holder ends; its calls then make the model themselves."""
+"""The oldest holder ends if less memory is free; its calls then make the model themselves."""
 
 
 def origin_of(logs: Path, model: str) -> str:
@@ -45,9 +45,10 @@ class Holders(AbstractContextManager["Holders", None]):
     def start(
         self, calls: Mapping[str, Call], slots: int, tick: Callable[[int], None] = lambda done: None
     ) -> dict[str, Outcome]:
-        """Run the calls, `slots` at a time, until each serves or ends; return outcomes by name, earlier ones too.
+        """Run the calls, `slots` at a time, until each serves (`process.serve`) or ends; return outcomes by name.
 
-        A call serves by `process.serve`. If it cannot, it returns its value, and nothing is forked from it.
+        Calls of earlier starts are not run again. A call that cannot serve returns its value, and nothing is forked
+        from it.
         """
         names = [name for name in calls if name not in self._outcomes]
 

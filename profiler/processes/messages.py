@@ -65,7 +65,7 @@ class Outcome:
 
 
 Message = Entered | Progress | Salvage | Serves | Outcome
-"""The last one is the outcome; the child fills in its status, reason and value."""
+"""A child's last message is an Outcome, with only status, reason and value."""
 Report = Callable[[Message], None]
 
 

@@ -1,8 +1,8 @@
 """Call a function in its own process, and report how it ended.
 
-A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call: no figure
-leaks from one case to the next, and no case pays for the imports. An exception, a signal, a hang or a lack of memory
-is data for the caller.
+A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call: no case
+changes the figures of the next one, and none pays for the imports. The caller gets an exception, a signal, a hang or a
+lack of memory as an Outcome.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """Limit for closing a session, whatever the timeout: everything has been measured."""
 _LATE_SECONDS, _CLOCKS_AGREE = 1.0, 1.1
-"""Clocks contradict each other if a phase differs by more than a second and a tenth."""
+"""Clocks contradict each other if their durations of a phase differ by more than a tenth plus a second."""
 _EXIT_SECONDS = 10.0
-"""Limit for a process to go after its outcome or a kill."""
+"""Limit for a process to exit after its outcome or a kill."""
 _UNKNOWN = 255
 """multiprocessing's exit code for a process whose forkserver has ended."""
 _STARTS = 3
@@ -68,15 +68,16 @@ _SWEEPS = 20
 _THEIRS: set[int] = set()
 """This process's children before the forkserver was started."""
 ORIGINS: dict[str, Server] = {}
-"""Processes besides the forkserver that calls are forked from, by name."""
+"""Further processes to fork calls from, besides the forkserver, by name."""
 _USUAL_THREADS: int | None = None
-"""Default threads of a call; None leaves one a core."""
+"""Default threads of a call; None leaves torch's, one a core."""
 _SURVIVING = ("jemalloc_bg_thd", "cuda0")
-"""Names of native threads that a fork can lack: pyarrow restarts its threads, and NVML, which names them as CUDA does,
-answers without."""
+"""Names of native threads that a fork can do without: pyarrow restarts its own, and NVML, which names its threads like
+CUDA, answers without them."""
 _MOST_PAGES = 512
 """2 MiB, a huge page."""
 _PLACED: list[mmap.mmap] = []
+"""Keeps the mapping of `_place_memory_anew` alive."""
 _RUNNING: set[int] = set()
 """Processes of running calls; other children of the forkserver are orphans."""
 _FIRST_TO_GO = "1000"
@@ -86,7 +87,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Call:
-    """A function "package.module:function" that takes (argument, report), the log of its output, and its limits.
+    """A function "package.module:function", called with (argument, report), the log of its output, and its limits.
 
     `timeout` bounds all phases together except Phase.END, which has a fixed limit, and Phase.BUILD, which has
     `build_timeout` each time. Both are seconds.
@@ -101,7 +102,7 @@ class Call:
     path: tuple[str, ...] = ()
     """Folders of a user's factories, put in front of sys.path."""
     threads: int | None = None
-    """Threads of torch. None leaves one a core; never use it for calls side by side."""
+    """Threads of torch. None leaves one a core: too many for calls side by side."""
     option: str | None = None
     """The option that raises the limit; None means the job's budget."""
     origin: str | None = None
@@ -113,7 +114,7 @@ class Call:
 
 
 def start_forkserver(log: Path) -> None:
-    """Start the forkserver if none runs; it warms up while the parent does other things."""
+    """Start the forkserver unless it runs; it imports libraries while the parent goes on."""
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ[LOG] = str(log)
@@ -124,7 +125,7 @@ def start_forkserver(log: Path) -> None:
     if str(root) not in folders and root.name not in ("site-packages", "dist-packages"):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, folders)])
     # Python's resource tracker cleans up a killed worker's semaphores, and would warn on the terminal.
-    # A user's -W error is meant for other code: torch itself warns as it is imported.
+    # A user's -W error is meant for other code: importing torch itself warns.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     _CONTEXT.set_forkserver_preload([PRELOADED])
     _THEIRS.update(child.pid for child in psutil.Process().children())
@@ -220,7 +221,7 @@ class Child:
         self.phase: str = Phase.FORK
         self.progress = ""
         self.serves: tuple[str, Any] | None = None
-        """The address of its server, and its value."""
+        """The address and the value that the call serves; None for a call that ends by itself."""
         self._phase_started = time.monotonic()
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self._seconds: dict[str, float] = {}
@@ -286,7 +287,7 @@ class Child:
             has_ended = True
         if has_ended:
             return self._finish(self._post_mortem())
-        return None if self.remaining() > 0 else self._finish(Outcome("timeout", self._over_the_limit()))
+        return None if self.remaining() > 0 else self._finish(Outcome("timeout", self._timeout_reason()))
 
     def _take(self, message: Message) -> Outcome | None:
         if not is_sound(message):
@@ -333,12 +334,12 @@ class Child:
         until = time.monotonic()
         if (pid := self.process.pid) in _RUNNING:
             _RUNNING.remove(pid)
-            # The group may outlive its leader. A child that does not lead one yet has started nothing.
+            # The group may outlive its leader. A child that leads no group yet has started nothing.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
             self.process.join(_EXIT_SECONDS)
-            # A forkserver that ends closes its pipes a moment before its children are this process's.
+            # An ending forkserver closes its pipes a moment before this process inherits its children.
             if self.process.exitcode == _UNKNOWN and self._origin == self._forkserver:
                 until += _LATE_SECONDS
         end_below(self._origin, _RUNNING)
@@ -356,14 +357,14 @@ class Child:
         return False
 
     def remaining(self) -> float:
-        """Return the seconds that its phase may still take, below 0 once it is over."""
+        """Return the seconds that the call's phase may still take; negative after the limit."""
         spent = time.monotonic() - self._phase_started
         if self.phase == Phase.END:
             return _CLOSE_SECONDS - spent
         limit = self.call.build_timeout if self.phase == Phase.BUILD else self.call.timeout - self._timed
         return min(limit - spent, self.call.deadline - time.monotonic())
 
-    def _over_the_limit(self) -> str:
+    def _timeout_reason(self) -> str:
         if self.phase == Phase.END:
             return f"closing the session took more than {_CLOSE_SECONDS:g} s"
         if self.call.deadline <= time.monotonic():
@@ -478,7 +479,7 @@ def _children(of: psutil.Process | int | None, recursive: bool = False) -> list[
 
 
 def _of_this_session() -> set[int]:
-    """Return this session's children, which no call started: each call leads a session."""
+    """Return this session's children: no call started them, since each call leads a session of its own."""
     spared = set(_THEIRS)
     for child in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError):
@@ -493,12 +494,12 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def end_with_parent(end: bool = True) -> None:
-    """Make the kernel kill this process when the thread that started it ends; or no longer."""
+    """Make the kernel kill this process when the thread that started it ends; False undoes that."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if end else 0)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of orphans below this process, to find and kill them; or no longer."""
+    """Become the parent of orphans below this process, to find and kill them; False undoes that."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
@@ -566,8 +567,8 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
 def _place_memory_anew() -> None:
     """Shift later allocations by random numbers of pages, as the kernel does when it starts a program.
 
-    Forks of one parent share its layout, which may change a convolution by a quarter: their figures would agree, and be
-    wrong together (Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009).
+    Forks share their parent's layout, which may change a convolution's time by a quarter: their figures would agree,
+    and all be wrong (Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009).
     """
     random, libc = SystemRandom(), ctypes.CDLL(None)
     if hasattr(libc, "sbrk"):
@@ -603,8 +604,8 @@ def explain(error: BaseException) -> Outcome:
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
-    """Return the error of the chain that means out of memory; not every library has a type for it."""
-    errors = chain(error, hidden=True)  # Cleaning up may raise another, as the end of a CUDA graph's recording does.
+    """Return the error in the chain that means out of memory, by its text: not every library has a type for it."""
+    errors = chain(error, hidden=True)  # Cleaning up may raise another error, such as ending a CUDA graph's recording.
     return next((e for e in errors if isinstance(e, MemoryError) or _OUT_OF_MEMORY.search(message(e))), None)
 
 
