@@ -1,7 +1,7 @@
-"""Run a job on a Ray cluster, in parts for each kind of device, and collect their rows as they end.
+"""Run a job on a Ray cluster, in parts for each kind of device, and collect rows as cases end.
 
-Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). Each kind
-of device in a job has a run's folder inside the job's.
+Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). If a job
+names kinds of devices, each kind has a run's folder inside the job's.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from profiler.run.summary import print_results
 from profiler.tables.numbers import counted, duration
 
 _MOST_LOST = 2
-"""Nodes that may end under a part before it is given up."""
+"""A part is given up once its program or node has ended this often."""
 _FEWEST_PARTS, _ENOUGH_PARTS = 2, 4
-"""Parts a device. With fewer, models are cut by batch size, since parts differ in duration; with more, short parts are
+"""Parts per device. With fewer, models are cut by batch size, so that devices end together; with more, short parts are
 joined, since each takes a while to start."""
 _SHORT_SECONDS = 600.0
 """Join parts up to this duration; a longer part loses more with its node."""
@@ -65,7 +65,7 @@ _HEAD_ENDED = "the cluster's head has ended"
 _DRIVER_KEYS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
 """Keys of environment.json that the driver sets."""
 _EXCLUDED = (".git", ".venv", "venv", "__pycache__", "node_modules")
-"""Parts of a job's folder that stay behind, besides its results."""
+"""Names in a job's folder that are not sent to nodes, nor are its results."""
 
 
 class _ClusterError(Exception):
@@ -151,12 +151,11 @@ class Share(NamedTuple):
         return f"{first} and {counted(others, 'other model')}" if others else first
 
     def has(self, case: Case) -> bool:
-        """Return whether the case is of this share."""
         return case.model in self.models and self.batch_size in (None, case.batch_size)
 
 
 def shares_of(cases: Sequence[Case], budget: Budget, fewest: int, enough: int) -> list[Share]:
-    """Cut cases by model, and the longest models by batch size up to `fewest` shares; return the longest first.
+    """Cut cases by model, and the longest models by batch size until there are `fewest` shares; return longest first.
 
     Joins the shortest while there are more than `enough`, unless they become long.
     """
@@ -199,7 +198,7 @@ class Side:
         self.shares = shares_of(cases, runner.config.budget, fewest, _ENOUGH_PARTS * kind.count)
 
     def part(self, share: Share) -> Part:
-        """Make a part, with its earlier rows."""
+        """Make a part with its earlier rows, which its node will not measure again."""
         only = parse_only(self.options.only)
         conditions = {**(only.conditions if only else {}), "model": list(share.models)}
         conditions |= {} if share.batch_size is None else {"batch_size": [share.batch_size]}
@@ -244,11 +243,11 @@ class Side:
         """Say which models differ from an earlier node's; empty if none do."""
         recorded, models = self.run.read_models(), models_of(json.loads(text))
         names = [name for name, model in models.items() if name in recorded and recorded[name].changes(model)]
-        why = "is another network on one node than on another; give all nodes the same files"
-        return f"--ray: {', '.join(names)} {why}" if names else ""
+        listing = ", ".join(names)
+        return f"--ray: models differ between nodes: {listing}; give all nodes the same files" if names else ""
 
     def _take_environment(self, theirs: dict[str, Any]) -> None:
-        """Keep the first node's environment, and the identity of each; rows have their own environments."""
+        """Keep the first node's environment, and the identity of every node; rows have their own environments."""
         ours = self.runner.environment
         nodes, node = ours.get("nodes", []), {key: theirs.get(key) for key in ("host", "gpu_uuid", "cores")}
         roofs = (theirs.get("roofs") or {}) | (ours.get("roofs") or {})
@@ -276,7 +275,7 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
     def lose(side: Side, share: Share, why: str) -> None:
         side.lost[share] += 1
         if side.lost[share] < _MOST_LOST:
-            display.announce(f"{share}: {why}; it goes on where a {side.kind.entry.kind} is free")
+            display.announce(f"{share}: {why}; it continues on the next free {side.kind.entry.kind}")
             send(side, share)
         else:
             side.give_up(share, "crashed", f"its program or node ended {counted(_MOST_LOST, 'time')}: {why}")
@@ -371,7 +370,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
         if address not in ("local", "auto"):  # Ray would try for minutes.
             host, _, port = address.rpartition(":")
             if not (host and port.isdigit()):
-                raise ValueError("that is no HOST:PORT")
+                raise ValueError("not of the form HOST:PORT")
             _reach(address)
         ray.init(address, **usual)
         signal.signal(signal.SIGTERM, handler)  # Ray's handler would end the driver without tables.
@@ -392,7 +391,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
 
 
 def _travelling(config: Config, folder: Path) -> dict[str, Any]:
-    """Return Ray's environment for the tasks: with the job's folder if it needs files or functions from there."""
+    """Return Ray's environment for tasks: the job's folder, if the job needs files or functions from there."""
     job = {key: value for key, value in as_job(config).items() if key not in ("output", "import_from")}
     if not any(entry.factory for entry in config.models) and moved(job, folder) == job:
         return {}

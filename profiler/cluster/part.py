@@ -35,8 +35,8 @@ _SET_BY_RAY = "OMP_NUM_THREADS"
 class Part:
     """A part of a job for a node: the whole job, and the `words` on the command line that select the part.
 
-    Ray copies `folder`, if any, to the task's working directory, so paths below it move there. `files` has the texts of
-    the files of `run`, by name. `sources` is the digest of the sender's sources.
+    Ray copies `folder`, if any, to the task's working directory, and paths below it change to that. `files` has the
+    texts of the files of `run`, by name. `sources` is the digest of the sender's sources.
     """
 
     job: dict[str, Any]
@@ -53,8 +53,8 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
     ENDED comes last: the exit code, a line break, and the end of the program's output.
     """
     if part.sources != sources():
-        others = f"{socket.gethostname()} has other sources of the profiler ({sources()}, not {part.sources})"
-        yield ENDED, f"2\n--ray: {others}; install the same version on every node"
+        differs = f"{socket.gethostname()} has other sources of the profiler ({sources()}, not {part.sources})"
+        yield ENDED, f"2\n--ray: {differs}; install the same version on every node"
         return
     cards = visible_gpus() if part.job["device"] == "cuda" else []
     cores = own_cores(cards[0].uuid if cards else None)

@@ -16,7 +16,8 @@ from profiler.errors import ConfigError
 
 MIB = 2**20
 UTILIZATION_SECONDS = 1.0
-"""Longest period of NVML's utilization (a sixth of a second to a second), which may include earlier work."""
+"""Longest period that NVML's utilization covers (a sixth of a second to a second), so it may include earlier work."""
+# NVML's bits: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 _SLOWDOWNS = {
     "hw-slowdown": 0x8,
     "sw-thermal-slowdown": 0x20,
@@ -24,7 +25,6 @@ _SLOWDOWNS = {
     "hw-power-brake-slowdown": 0x80,
 }
 _POWER_CAP = 0x4
-"""NVML's bits: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Reading:
-    """One poll of the device; None if it does not answer."""
+    """One poll of the device; None for a figure that it does not report."""
 
     seconds: float
     """On the machine's monotonic clock."""
@@ -54,7 +54,7 @@ class Reading:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs of a new process. Raises ConfigError if CUDA_VISIBLE_DEVICES names only missing devices."""
+    """Return the GPUs that a new process sees. Raises ConfigError if CUDA_VISIBLE_DEVICES names only missing ones."""
     if not _has_driver():
         return []
     driver, cards = pynvml.nvmlSystemGetDriverVersion(), []
@@ -90,14 +90,14 @@ def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
         if not match:
             break
         chosen += match
-    if not chosen and cards and words[0] not in ("", "-1", "NoDevFiles"):  # The last one is Slurm's.
+    if not chosen and cards and words[0] not in ("", "-1", "NoDevFiles"):  # Slurm sets NoDevFiles.
         listing = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for gpu in cards)
         raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU; there are {listing}; or unset it")
     return chosen
 
 
 class Nvml:
-    """Read one GPU; all figures are None without a GPU or a driver."""
+    """Reads one GPU; without a GPU or a driver all figures are None."""
 
     def __init__(self, uuid: str | None) -> None:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid and _has_driver() else None
@@ -123,7 +123,7 @@ class Nvml:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
         except pynvml.NVMLError as error:
-            return {} if error.value == pynvml.NVML_ERROR_NOT_FOUND else None  # There are no samples.
+            return {} if error.value == pynvml.NVML_ERROR_NOT_FOUND else None  # Not found: no process has samples.
         used = [(int(sample.pid), sample.smUtil / 100) for sample in samples if sample.timeStamp >= since * 1e6]
         return {pid: statistics.mean(share for other, share in used if other == pid) for pid, _ in used}
 
@@ -172,12 +172,12 @@ def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
 
 
 def slowdowns(reasons: int) -> list[str]:
-    """Name the reasons for doubt about a figure; the power cap is a card's normal state under load."""
+    """Name the slowdowns that cast doubt on a figure; the power cap does not: it is normal under load."""
     return [name for name, bit in _SLOWDOWNS.items() if reasons & bit]
 
 
 def power_capped(reasons: int) -> bool:
-    """Return whether the card was at its power limit, which slows its clocks and is no fault."""
+    """Return whether the card was at its power limit, which lowers its clocks."""
     return bool(reasons & _POWER_CAP)
 
 

@@ -1,6 +1,6 @@
 """Read the load of this machine's processors, and our share of it.
 
-Two readings show other work in between: `read().since(before)`.
+`read().since(before)` shows other work between two readings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from time import monotonic
 import psutil
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""The kernel's unit of processor time: 10 ms usually."""
+"""The kernel's unit of processor time, usually 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def read() -> Reading:
 
 
 def _family() -> list[psutil.Process]:
-    """Return this run's living processes: this one's and its forkserver's tree.
+    """Return this run's living processes: this one, its forkserver, and their descendants.
 
-    The parent is not among them: it is the user's program if Python code called the measurement.
+    The forkserver's parent does not count: it may be a user's program that called `profiler.measure`.
     """
     root, parent = psutil.Process(), multiprocessing.parent_process()
-    if parent and parent.pid != os.getppid():  # It was forked by a forkserver.
+    if parent and parent.pid != os.getppid():  # A forkserver forked this process.
         root = root.parent() or root
     return [root, *root.children(recursive=True)]
 

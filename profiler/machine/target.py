@@ -30,7 +30,7 @@ _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_START
 
 @dataclass(frozen=True)
 class Target:
-    """The device of a run: "cpu", or "cuda" and one GPU."""
+    """The device of a run: the CPU or one GPU."""
 
     kind: Device
     gpu: Gpu | None = None
@@ -51,7 +51,7 @@ class Target:
 
 
 def check_device(requested: str) -> str:
-    """Return the argument of --device. Raises ConfigError for any other word."""
+    """Return the value of --device. Raises ConfigError if it is invalid."""
     if not is_device(requested):
         raise ConfigError(f"--device {requested}: valid: {DEVICE_WORDS}")
     return requested
@@ -64,8 +64,8 @@ def is_device(text: str) -> bool:
 def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Target:
     """Return the device for `requested` ("auto", "cpu", "cuda:1"); "auto" is the first GPU, else the CPU.
 
-    `facts` come from the installed libraries (processes.forkserver.libraries): a GPU that torch cannot use does not
-    count. Raises ConfigError for a GPU that is not available.
+    Ignores GPUs that torch cannot use according to `facts` (processes.forkserver.libraries). Raises ConfigError for a
+    GPU that is not available.
     """
     if requested == "cpu":
         return Target("cpu")
@@ -76,7 +76,7 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
         return Target("cpu")
     if not usable:
         reason = "torch was installed without CUDA" if gpus and not facts.get("torch_cuda") else "no NVIDIA GPU answers"
-        raise ConfigError(f"device {requested}: {reason}; use device: cpu, or auto for whatever there is")
+        raise ConfigError(f"device {requested}: {reason}; use device: cpu or auto")
     index = int(requested.partition(":")[2] or 0)
     if index >= len(gpus):
         listing = ", ".join(f"cuda:{g.index} ({g.name})" for g in gpus)
@@ -85,12 +85,12 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
 
 
 def host_and_user() -> dict[str, str]:
-    """Return the names of this host and of its user, or the user's number without a name."""
+    """Return the names of this host and user; a user without a name has a number."""
     return {"host": socket.gethostname(), "user": psutil.Process().username()}
 
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return environment.json's facts about this machine; the first keys are columns of the results."""
+    """Return environment.json's facts about this machine; columns of the results take those of their names."""
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
     packages += ["onnx", "onnxscript", "numpy", "polars"]
@@ -118,7 +118,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in dict.fromkeys(packages) if (version := installed_version(name))},
         "command": sys.argv,
-        "variables": {name: os.environ[name] for name in sorted(variables - {*_OWN_VARIABLES})},
+        "variables": {name: os.environ[name] for name in sorted(variables.difference(_OWN_VARIABLES))},
     }
 
 
@@ -141,13 +141,13 @@ def on_cores(count: int | None) -> Iterator[None]:
 
 
 def own_cores(uuid: str | None) -> list[int]:
-    """Return a GPU's share of the cores that it and other GPUs are next to; without a GPU all cores."""
+    """Return a GPU's share of the cores near it, which other GPUs may share; without a GPU all cores."""
     usable = os.sched_getaffinity(0)
     near = {card: (cores & usable) or usable for card, cores in nvml.near_cores().items()}
     if uuid is None or uuid not in near:
         return sorted(usable)
     beside = sorted(card for card, cores in near.items() if cores & near[uuid])
-    # Cores' second threads are numbered after all first ones, so each n-th number mostly gives both to one GPU.
+    # Every n-th number mostly gives both threads of a core to one GPU: second threads come after all first ones.
     return sorted(near[uuid])[beside.index(uuid) :: len(beside)] or sorted(near[uuid])
 
 
@@ -169,9 +169,9 @@ def available_memory_mib() -> float:
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:
-    """Return the folders of this process's control groups, the innermost first (cgroups(7), version 2).
+    """Return the folders of this process's control groups, innermost first (cgroups(7), version 2).
 
-    A container that sees the host's paths has only the mounted folder, which is its innermost group.
+    A container that sees the host's paths has only the mounted folder, its innermost group.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -188,6 +188,6 @@ def _available_mib(folder: Path) -> float:
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        # The kernel frees inactive pages of files by itself.
+        # The kernel frees inactive pages of files when memory is short.
         return max(limit - used + int(stat.get("inactive_file", 0)), 0) / 2**20
     return math.inf

@@ -198,7 +198,7 @@ def test_nodes_must_have_the_same_network(tmp_path: Path) -> None:
     assert side.contradicts(first) == ""
     side.take(MODELS, first, side.runner.display)
     assert side.contradicts(first) == ""
-    why = "--ray: two is another network on one node than on another; give all nodes the same files"
+    why = "--ray: models differ between nodes: two; give all nodes the same files"
     assert side.contradicts(other) == why
 
 
