@@ -52,13 +52,13 @@ from profiler.tables.numbers import counted, duration, listed
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
 _PERCENTILE = re.compile(r"p(\d+)=")
-_ALL_RUNS_KEYS = ("roofs", "roofs_quiet", "spread")
+_KEPT_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A command's job as resolved for the target, with all of its cases, and those that `--only` lets through."""
+    """A command's job, resolved for the target: the `plan` has all of its cases, `cases` those that --only selects."""
 
     options: Options
     console: Console
@@ -69,19 +69,19 @@ class Start:
     cases: Sequence[Case]
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line that is not broken."""
+        """Print a line without wrapping it."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def runner(self, run: RunFolder, display: Display | None = None) -> Runner:
-        """Make what measures into the run's folder; it shows its progress on the console or the display."""
+        """Make the runner that measures into the run's folder; it shows progress on the display or the console."""
         display, idle = display or Display(self.console), self.options.wait_for_idle or 0.0
         return Runner(run, self.config, self.target, self.plan, self.cases, self.environment, display, idle)
 
 
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
-    """Run the job; returns the exit code. Raises ConfigError.
+    """Run the job; return the exit code. Raises ConfigError.
 
-    `conclude` is called with the folder and the results of a run that was not interrupted.
+    Calls `conclude` with the folder, results and console of a run that was not interrupted.
     """
     started = time.monotonic()
     check_options(options)
@@ -92,7 +92,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     # A mistake in the other device's block should show here too.
     configs = [read_job(options, job, kind) for kind in DEVICES]
     if configs[0].devices:
-        raise ConfigError("devices: those are of a cluster: add --ray and its address")
+        raise ConfigError("devices: only a cluster has several kinds; add --ray and its address")
     with libraries(preloaded(configs)) as facts:
         target = resolve_device(configs[0].device, facts)
         config = read_job(options, job, target.kind, target.hardware)
@@ -131,7 +131,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
 
 
 def exit_code(results: pl.DataFrame, config: Config, strict: bool) -> int:
-    """Return 1 if no planned row is ok, or with `strict` one is neither that nor unsupported."""
+    """Return 1 if no planned row is ok or, if `strict`, one is neither ok, unsupported nor waiting; else 0."""
     planned = results.filter(pl.col("variant").is_in([entry.label for entry in config.engines] or [""]))
     statuses = set((results if config.layers else planned)["status"])
     return int("ok" not in statuses or (strict and bool(statuses - {"ok", "unsupported", "waiting"})))
@@ -156,18 +156,16 @@ def read_seconds(option: str, text: str) -> float:
 
 def check_options(options: Options) -> None:
     """Raise ConfigError for options that contradict each other."""
-    started: dict[str, object] = {
+    only_new: dict[str, object] = {
         "a job": options.config,
         "--seconds": options.seconds,
-    }
-    started |= {
         "--max-latency-ms": options.max_latency_ms,
         "--quick": options.quick,
         "--dry-run": options.dry_run,
         "--search": options.search,
     }
-    resumed = {"--retry": options.retry, "--trust-code": options.trust_code}
-    for name, value in (resumed if options.resume is None else started).items():
+    only_resumed = {"--retry": options.retry, "--trust-code": options.trust_code}
+    for name, value in (only_resumed if options.resume is None else only_new).items():
         if value and options.resume is None:
             raise ConfigError(f"{name} goes with --resume and a run's folder")
         if value:
@@ -193,7 +191,7 @@ def check_options(options: Options) -> None:
 
 
 def open_job(options: Options) -> JobFile | ModelJob:
-    """Open the job that is given by its file's or its model's name. Raises ConfigError."""
+    """Open the named file's job, or make one of the named model. Raises ConfigError."""
     if options.resume is not None:
         RunFolder.resume(options.resume)
         path: Path | None = options.resume / "bench.yaml"
@@ -206,7 +204,7 @@ def open_job(options: Options) -> JobFile | ModelJob:
 
 
 def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: str | None = None) -> Config:
-    """Check the job on a device of this kind, with the command's options in place of its own keys."""
+    """Validate the job for a device of this kind; the command's options replace its keys."""
     config = job.config(kind, _overrides(options), hardware)
     if options.resume is not None:
         config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
@@ -239,9 +237,9 @@ def resolved(
 
 @contextlib.contextmanager
 def open_run(start: Start) -> Iterator[RunFolder]:
-    """Open a new run's folder, or the resumed one's; nobody else writes into it.
+    """Open the folder of a new or a resumed run, and keep other writers out.
 
-    Raises ConfigError for a run that cannot be resumed, and where the folder cannot be made.
+    Raises ConfigError if the run cannot be resumed, or its folder cannot be made.
     """
     config, folder = start.config, start.options.resume
     run = RunFolder.create(config.output) if folder is None else RunFolder.resume(folder)
@@ -249,7 +247,7 @@ def open_run(start: Start) -> Iterator[RunFolder]:
         if folder is not None:
             _carry_on(run, folder, start)
         run.write_environment(start.environment)
-        if folder is None:  # After the environment, without which a run is nobody's own.
+        if folder is None:  # Last: a job without environment.json would count as another user's.
             run.write_config(config.model_copy(update={"device": str(start.target)}))
         try:
             yield run
@@ -260,7 +258,7 @@ def open_run(start: Start) -> Iterator[RunFolder]:
 
 
 def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
-    """Carry over the environment of the run's earlier rows. Raises ConfigError if the run cannot go on here."""
+    """Keep facts of the run's earlier environment. Raises ConfigError if the run cannot continue here."""
     environment, before = start.environment, run.read_environment()
     _check_machine(folder, before, environment)
     journal = run.results()
@@ -270,15 +268,15 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     with Display(start.console) as display:
         stages = Stages(sources, start.config.budget, run.logs, start.config.path, display.doing)
         check_models(run, stages, f"--resume {folder}", "figures of two networks cannot be mixed in one table")
-    environment |= {key: before[key] for key in _ALL_RUNS_KEYS if key in before}
-    # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
-    now = {key: environment["machine"][key] for key in machine_keys(start.options.machine)}
-    environment["machine"] |= before.get("machine", {}) | now
+    environment |= {key: before[key] for key in _KEPT_KEYS if key in before}
+    # bench.yaml has only the first start's --machine; later ones are in environment.json.
+    typed = {key: environment["machine"][key] for key in machine_keys(start.options.machine)}
+    environment["machine"] |= before.get("machine", {}) | typed
     environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
 
 
 def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the run's environment.json contradicts what this machine is `now`."""
+    """Raise ConfigError if the machine `before` differs from this one `now`."""
     ours = _must_agree(now)
     for key, value in _must_agree(before).items() if before else ():
         if value != ours.get(key):
@@ -287,7 +285,7 @@ def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Select what all rows of a run have in common: the device, its threads, and every library's version."""
+    """Select the facts that all rows of a run must share: the device, its threads, and each library's version."""
     device = {key: environment.get(key) for key in ("gpu", "device")}
     threads = {key: environment[key] for key in ("cpu", "cpu_cores", "torch_threads") if environment.get(key)}
     versions = {key: value for key, value in environment.items() if key.endswith("_version") and value}
@@ -295,7 +293,7 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin(runner: Runner) -> None:
-    """Write down what all rows of the run have in common."""
+    """Write the environment that all rows share, and add the journal's trials to the plan."""
     runner.environment["sampling_seconds"] = runner.config.budget.seconds
     runner.environment.setdefault("spread", earlier_spread(runner.environment))
     runner.run.write_environment(runner.environment)
@@ -306,7 +304,7 @@ def begin(runner: Runner) -> None:
 def measure_cases(
     runner: Runner, console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
-    """Measure the cases missing from the journal and write all; returns whether it was interrupted, and the rows."""
+    """Measure the cases missing from the journal, and write the results; return (interrupted, rows)."""
     started = time.monotonic()
     begin(runner)
     cases, limits = runner.chosen, runner.config.largest_batch
@@ -335,7 +333,7 @@ def measure_cases(
 
 
 def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
-    """Write the report; a run whose report fails has its results all the same."""
+    """Write the report. If that fails, only warn: the results are already written."""
     try:
         from profiler.report.command import write  # altair takes half a second
 
@@ -346,7 +344,7 @@ def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
 
 
 def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -> list[Case]:
-    """Select the cases missing from the journal; with `retry`, also those not ok or with a cause to be repeated."""
+    """Select the cases missing from the journal; with `retry`, also those not ok or worth a second take."""
 
     def is_done(result: Result | None) -> bool:
         return result is not None and not (retry and (result.status != "ok" or retaken(result.warnings)))
@@ -355,7 +353,7 @@ def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -
 
 
 def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl.DataFrame:
-    """Write and print the journal's results; later runs do not learn a spread from the short rounds of a gate."""
+    """Write and print the journal's results. A gate's short rounds teach later runs no spread."""
     run, config, environment = runner.run, runner.config, runner.environment
     missing = [] if is_gate else waiting(run.results(), runner.chosen, retry=False)
     missing = [case for case in missing if not case.replicate]
@@ -380,7 +378,7 @@ def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl
 
 
 def _what_is_left(start: Start, run: RunFolder) -> str:
-    """Say that an interrupted run is complete all the same, or which command goes on with it."""
+    """Give the command that continues an interrupted run, or say that all cases have been measured."""
     is_open = start.config.largest_batch is not None or start.config.search
     if not is_open and not waiting(run.results(), start.cases, retry=False):
         return "all cases have been measured"
@@ -388,7 +386,7 @@ def _what_is_left(start: Start, run: RunFolder) -> str:
 
 
 def going_on(options: Options, run: Path) -> str:
-    """Say which command goes on with a run."""
+    """Give the command that continues a run."""
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
     words += ["--threads", str(options.threads)] if options.threads else []

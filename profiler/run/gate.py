@@ -53,27 +53,27 @@ from profiler.tables.numbers import counted, duration, percent, relative
 REVISION = "git:"
 _LIMIT, _WITHIN = "5%", "3m"
 _SECONDS = 0.5
-"""Sampling time of a process: processes differ more than a median of half a second is uncertain."""
+"""Sampling time of a process: the spread between processes exceeds the error of half a second's median."""
 _LOOK_SECONDS = 0.5
 """Time for reading the load of the cores."""
 _OF_MODULES: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
 _OF_GRAPHS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
-"""Presets whose latency the device sets: launches from the host differ by a factor of two from process to process."""
+"""Default presets. The device sets their latency; launches from the host vary by a factor of two between processes."""
 _SLOWER, _UNDECIDED = 1, 4
 """Exit codes."""
 
 
 @dataclass
 class Pair:
-    """A cell of both sides and its rounds; its verdict is one of `tests`."""
+    """A cell of both sides and its rounds; the gate makes `tests` such comparisons."""
 
     new: Case
     old: Case
     tests: int = 1
     logs: list[float] = field(default_factory=list)
-    """Logarithms of new time over old time, by round."""
+    """Logarithms of new over old latency, by round."""
     problem: str | None = None
-    """Why the new side has no latency, or nothing to compare it with."""
+    """Why the sides cannot be compared: one of them has no latency."""
     fails: bool = False
     """True if the new side does not run."""
     seconds: float = 0.0
@@ -97,7 +97,7 @@ class Pair:
         return ", ".join(filter(None, parts))
 
     def describe(self, against: str, limit: float) -> str:
-        """Say in words how the sides compare."""
+        """Say how the sides compare."""
         if self.problem is not None:
             return self.problem
         low, high = self.interval.low, self.interval.high
@@ -179,7 +179,7 @@ def execute(options: Options, console: Console) -> int:
 
 @contextlib.contextmanager
 def _off_busy_cores() -> Iterator[int]:
-    """Leave busy cores to other work, since threads wait for the slowest; yield their number."""
+    """Leave busy cores to other work, since threads wait for the slowest one; yield the number of busy cores."""
     allowed = os.sched_getaffinity(0)
     load = dict(enumerate(psutil.cpu_percent(_LOOK_SECONDS, percpu=True)))
     quietest = sorted(allowed, key=lambda core: load.get(core, 0.0))
@@ -216,7 +216,7 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, dead
 
 
 def _latency(supervisor: Supervisor, case: Case, number: int) -> float | str | None:
-    """Measure a replicate; return its median, or why it has none; None if it did not end in time."""
+    """Measure a replicate; return its median, or the reason for none; None if it did not end in time."""
     runner, replicate = supervisor.runner, replace(case, replicate=number)
     task = replace(runner.tasks[case.id], case=replicate)
     runner.measure_each([task], supervisor, is_estimated=False)
@@ -316,9 +316,9 @@ def _side_of_revision(word: str, new: _Side, folder: Path) -> _Side:
 
 
 def _check_inside(word: str, config: Config, folder: Path, is_bare: bool) -> None:
-    """Raise ConfigError for a model with no file in the revision's folder: both sides would measure the same file.
+    """Raise ConfigError for a model without a file in the revision's folder: both sides would measure the same.
 
-    A job may also have networks by name; a bare model may not be one.
+    A job may also name networks of the catalog; a bare model may not be one.
     """
     for entry in config.models:
         paths = [path for path in (entry.onnx, entry.weights) if path is not None]
@@ -327,13 +327,13 @@ def _check_inside(word: str, config: Config, folder: Path, is_bare: bool) -> Non
             paths += [Path(place, *parts) for place in config.import_from]
         inside = any(p.is_relative_to(folder) and (p.exists() or p.with_suffix(".py").exists()) for p in paths)
         if (paths or is_bare) and not inside:
-            raise ConfigError(f"--against {word}: model {entry.name!r} is no file of this folder in that revision")
+            raise ConfigError(f"--against {word}: model {entry.name!r} has no file in this folder at that revision")
 
 
 def _check_out(revision: str, folder: Path) -> None:
-    """Extract this folder, as a revision of its repository has it, into another. Raises ConfigError."""
+    """Extract a git revision of this folder into another one. Raises ConfigError."""
     if not revision or revision.startswith("-"):
-        raise ConfigError(f"--against {REVISION}{revision}: is no revision")
+        raise ConfigError(f"--against {REVISION}{revision}: not a git revision")
     try:
         archive = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:

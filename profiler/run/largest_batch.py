@@ -42,7 +42,7 @@ class Search:
         self.tried[batch] = status, memory_mib
 
     def next_batch(self) -> int | None:
-        """Return the next batch to try; None once the largest is known, or after other failures than memory."""
+        """Return the next batch to try; None once the largest is known, or if no case fitted or ran out of memory."""
         fitting = [batch for batch, status in self.measured.items() if status == "ok"]
         if not fitting and "oom" not in self.measured.values():
             return None
@@ -50,7 +50,7 @@ class Search:
         return next_batch(tried, self.limits.limit, self.limits.resolution, max(fitting, default=1))
 
     def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float) -> Result | None:
-        """Refuse a batch that exceeds the main memory; None if it may run."""
+        """Return an `oom` result for a batch that would exceed the main memory; None if it may run."""
         needed = sum(math.prod(spec.at(batch)) * numpy_dtype(spec.dtype).itemsize for spec in specs) / 2**20
         fitting = sorted((size, mib) for size, (status, mib) in self.tried.items() if status == "ok" and mib)
         if self.case.device == "cpu" and len(fitting) > 1:
@@ -64,10 +64,10 @@ class Search:
 
 
 def next_batch(tried: Mapping[int, Status], limit: int, resolution: float, start: int = 1) -> int | None:
-    """Return twice the largest batch that fitted, or the middle between it and the first that did not.
+    """Return twice the largest batch that fitted, or the middle between it and the smallest that did not.
 
-    Returns None once those are at most max(1, `resolution` of the batch) apart, at `limit`, and after a failure that no
-    smaller batch avoids, such as a timeout.
+    Returns None once the two are at most max(1, `resolution` * batch) apart, once `limit` fits, and after a failure
+    that no smaller batch avoids, such as a timeout.
     """
     good = max((batch for batch, status in tried.items() if status == "ok"), default=0)
     bad = min((batch for batch, status in tried.items() if status != "ok" and batch > good), default=None)

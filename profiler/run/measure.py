@@ -32,7 +32,7 @@ from profiler.run.model_job import named_entry
 from profiler.tables.writers import console
 
 _TURN = threading.Lock()
-"""Threads take turns: side by side they would slow each other, and share one environment."""
+"""Threads take turns: side by side they would slow each other, and change one environment."""
 _MODEL = "model"
 """Folder of the saved model, inside the run's."""
 
@@ -56,7 +56,7 @@ def measure(
     name: str | None = None,
     progress: bool = False,
 ) -> tuple[pl.LazyFrame, pl.LazyFrame]:
-    """Measure a model as `python -m profiler` does; returns results and samples as `load` does.
+    """Measure a model as `python -m profiler` does; return results and samples as `load` does.
 
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
@@ -171,7 +171,7 @@ def _batch(examples: Any, axes: Mapping[str, int | None], names: Sequence[str]) 
 
 
 def _of_graph(entry: Mapping[str, Any], examples: Any, folder: Path) -> dict[str, Any]:
-    """Save the inputs of an ONNX file, and read the sizes of its free dimensions from them. Raises ConfigError."""
+    """Save an ONNX file's inputs, and take the sizes of its free dimensions from them. Raises ConfigError."""
     if "onnx" not in entry:
         raise ConfigError(f"inputs: {entry['name']} brings its inputs; a factory returns (module, example_inputs)")
     folder.mkdir(exist_ok=True)
@@ -195,5 +195,5 @@ def _listed(values: Any) -> Any:
 
 
 def _console(progress: bool) -> Console:
-    # In a notebook plain text is one output, rich's are many.
+    # A notebook shows plain text as one output, but each of rich's prints as another.
     return console(force_jupyter=False) if progress else Console(quiet=True, force_terminal=False)

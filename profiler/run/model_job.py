@@ -40,7 +40,7 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--pass": ("pass_", [("passes",)]),
     "--input": ("inputs", [("models", 0, "input"), ("models", 0, "inputs")]),
 }
-"""Options that need a model's name: their name in Options, and the places in a job that they fill."""
+"""Options that need a model's name on the command line: the field of Options, and the places in a job that it fills."""
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
 
 
@@ -76,18 +76,18 @@ class ModelJob:
 
     @property
     def _runs_as_it_is(self) -> bool:
-        """Return whether it is a file that no precision converts."""
+        """True for an .onnx file that is not float32: it runs only at `native`."""
         return self.is_onnx and not is_float32(Path(self.keys["models"][0]["onnx"]))
 
     def narrowed(self, engines: Mapping[Device, str], budget: Mapping[str, Any]) -> ModelJob:
-        """Default the job to one cell, in the device's engine."""
+        """Default the job to one cell, in the engine that `engines` has for the device."""
         usual: dict[str, Any] = {"budget": budget}
         usual |= {} if self.fixed_batch is not None else {"batch_sizes": [1]}
         usual |= {} if self._runs_as_it_is else {"precisions": ["fp32"]}
         return replace(self, usual={device: {"engines": [name], **usual} for device, name in engines.items()})
 
     def config(self, device: Device, overrides: Mapping[str, Any], hardware: str | None = None) -> Config:
-        """Validate the job for a device. Raises ConfigError, which names options."""
+        """Validate the job for a device. Raises ConfigError, which names the command's options."""
         usual = {"suite": self.keys["models"][0]["name"], **_USUAL[device], "budget": _BUDGET}
         if device == "cpu" and has_bf16():
             usual["precisions"] = ["fp32", "bf16"]
@@ -124,10 +124,10 @@ class ModelJob:
 
 
 def _usual_engines(device: Device, able: Callable[[str], Sequence[object]]) -> list[str]:
-    """Return the installed presets that support some of the job, slow compilers last."""
+    """Return the installed presets that support a part of the job, compilers last."""
     usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
     usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
-    # If an unknown word leaves none, its own check reports it.
+    # If the job has an unknown word, no preset supports it; validation reports the word.
     supported = [preset for preset in usual if able(preset.name)] or usual
     return [preset.name for preset in sorted(supported, key=lambda preset: ENGINES[preset.engine].compiles)]
 

@@ -57,8 +57,6 @@ _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without: VGG-16's step in fp64 takes one core 10 s."""
-
-
 _RETURNS: Mapping[str, type] = {
     "hold_model": HeldModel,
     "prepare_model": Prepared,
@@ -119,7 +117,7 @@ def prepare_graphs(
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of preparing `sources`. They are by subject: a model, or a model at a shape."""
+    """The stages of preparing `sources`, by subject: a model, or a model at a shape."""
 
     sources: dict[str, ModelSource]
     budget: Budget
@@ -153,7 +151,7 @@ class Stages:
 
     def make(self) -> None:
         """Make everything that the cases need."""
-        # Users' graphs, and models with several shapes, are looked at one by one.
+        # Holders prepared torch modules with one shape; users' graphs still need a check.
         names = [name for name in self.sources if name not in self.prepared or self.sources[name].graphs]
         calls = [self._call("prepare_model", f"prepare-{name}", name, on_gpu=True) for name in names]
         self._run_parts("models", list(zip(calls, (partial(self._take_model, name) for name in names), strict=True)))
@@ -171,7 +169,7 @@ class Stages:
             take(outcomes[n])
 
     def _keep(self, name: str, kind: str, key: object, failure_key: str, outcome: Outcome) -> None:
-        """Store a value in the model's field `kind`, or a failure in its failures."""
+        """Store the value under `key` in the model's field `kind`, or the failure under `failure_key`."""
         model = self.prepared[name]
         place, key, value = (kind, key, outcome.value) if outcome.status == "ok" else ("failures", failure_key, outcome)
         changes: dict[str, Any] = {place: {**getattr(model, place), key: value}}
@@ -230,7 +228,7 @@ class Stages:
         return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
 
     def _export_by_batch(self) -> None:
-        """Export a graph a shape and batch size of models that cannot be exported with free sizes."""
+        """Export models that fail with free sizes again, for each shape and batch size."""
         needed = dict.fromkeys(
             (case.subject, graph_of(case), case.batch_size)
             for case in self._of_graphs()
@@ -245,12 +243,12 @@ class Stages:
         for (name, graph, batch), outcome in outcomes.items():
             if outcome.status != "ok":
                 why, free = failed(outcome).reason, self.prepared[name].failures[graph].reason
-                at_batch = "for one batch size it fails alike" if why == free else f"at batch {batch}: {why}"
+                at_batch = "the export for one batch size fails alike" if why == free else f"at batch {batch}: {why}"
                 outcome = replace(outcome, reason=f"{free}; {at_batch}")
             self._keep(name, "onnx", graph := static_graph(graph, batch), graph, outcome)
 
     def _exports(self, graphs: Iterable[tuple[str, str]]) -> Part:
-        """Export each graph once a model, for all shapes; calibrate it at the first shape that the data fit."""
+        """Export each graph of a model once for all shapes; calibrate it at the first shape that the data fit."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in dict.fromkeys(key for key in graphs if self._lacks(*key)):
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
@@ -311,7 +309,7 @@ class Stages:
         self._keep(name, "gradients", key, "", Outcome("ok", value=reference))
 
     def _trainings(self) -> dict[str, Training]:
-        """Return a training of each model; all have the same input gradient and frozen parameters."""
+        """Return one training setting of each model: its settings share input gradient and frozen parameters."""
         return {case.subject: case.training for case in self.cases if case.pass_ == "training"}
 
     def _call(
@@ -354,7 +352,7 @@ def failed(outcome: Outcome) -> Outcome:
 def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
     """Raise ConfigError if a model has changed since the run recorded it.
 
-    `option` names the user's request, and `why` says what forbids another network.
+    `option` names the user's request, and `why` is the reason against another network.
     """
     recorded = {name: model for name, model in run.read_models().items() if name in stages.sources}
     now = replace(stages, sources={name: stages.sources[name] for name in recorded}).identities()
@@ -372,7 +370,7 @@ def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
 def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
     """Give each model the job's `shapes` that its inputs have, so that the run's bench.yaml holds them.
 
-    Raises ConfigError for a name that no model has, or that a model with shapes of its own lacks.
+    Raises ConfigError for a dimension that no model has, or one in a model's own `shapes` that its inputs lack.
     """
     asked = (config.shapes if entry.shapes is None else entry.shapes for entry in config.models)
     shapes_of = {n: shapes for n, shapes in enumerate(asked) if shapes}

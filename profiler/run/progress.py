@@ -22,10 +22,10 @@ _STYLES = {"ok": "green", "unsupported": "dim"}
 
 
 class Display(AbstractContextManager["Display", None]):
-    """Show progress and how each case ended.
+    """Shows progress and how each case ended.
 
-    On a terminal: a few lines, redrawn at most once a second so as not to slow the case down. Elsewhere: a line a step
-    and a case, and one more after a silence.
+    A terminal gets a few lines, redrawn at most once a second so as not to slow the case. A log gets a line for each
+    step and case, and further ones after a silence.
     """
 
     def __init__(self, console: Console) -> None:
@@ -43,7 +43,7 @@ class Display(AbstractContextManager["Display", None]):
 
     @property
     def is_live(self) -> bool:
-        """Return whether somebody looks."""
+        """True on a terminal, where somebody may be watching."""
         return self._live is not None
 
     def doing(self, text: str, done: int = 0, total: int = 1) -> None:
@@ -59,7 +59,7 @@ class Display(AbstractContextManager["Display", None]):
         self._show(f"{self._place}{case.id}  {phase}, about {duration(seconds_left)} left")
 
     def announce(self, text: str) -> None:
-        """Print wrapped lines, unless they repeat the last ones."""
+        """Print a text that may wrap, unless it repeats the last one."""
         if text != self._announced:
             self._console.print(Text(text), highlight=False)
         self._announced = text
@@ -96,7 +96,7 @@ class Display(AbstractContextManager["Display", None]):
                 self._print(Text(f"  {text}", style="dim"))
                 self._last_text = text
         elif now - self._drawn >= _REDRAW_SECONDS:
-            self._live.start()  # Not before the first draw, so that none leaves an empty line.
+            self._live.start()  # Not earlier: a display that shows nothing must leave no empty line.
             self._drawn = now
             lines = [line for line in (self._ended, Text(text), self._so_far) if line]
             for line in lines:

@@ -129,14 +129,14 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path,
     assert len([*tmp_path.glob("results/*/results.parquet")]) == 2
     for words, told in (
         ([*given, "--against", "git:nowhere"], "git:nowhere"),
-        ([*given, "--against", "git:--output=x"], "is no revision"),
-        (["resnet18", "--against", "git:HEAD"], "model 'resnet18' is no file of this folder in that revision"),
+        ([*given, "--against", "git:--output=x"], "not a git revision"),
+        (["resnet18", "--against", "git:HEAD"], "model 'resnet18' has no file in this folder at that revision"),
         (["net:make", "--limit", "5%"], "--limit goes with --against"),
         (["net:make", "--against", "net:make", "--dry-run"], "--dry-run and --against exclude each other"),
         (["net:make", "--against", "net:make", "--junit", "no/j.xml"], "there is no folder no"),
         (["net:make", "--against", "net:make", "--within", "3"], "--within: expected a time"),
         (["--against", "net:make"], "give"),
-        ([*given, "--against", "git:"], "is no revision"),
+        ([*given, "--against", "git:"], "not a git revision"),
     ):
         refused = profiler(*words, cwd=tmp_path)
         assert (refused.returncode, refused.stdout) == (2, ""), refused.stdout + refused.stderr
