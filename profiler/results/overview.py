@@ -41,9 +41,8 @@ def _deploy(choice: Choice) -> str:
     words = {"undecided": "no recommendation yet", "nothing": "nothing meets the limits"}
     cells = [cell for cell in (choice.best, *choice.tied) if cell]
     batches = [f" b{cell['batch_size']}" * (cell["batch_size"] != cells[0]["batch_size"]) for cell in cells]
-    first, *ties = dict.fromkeys(f"{cell_name(cell)}{batch}" for cell, batch in zip(cells, batches, strict=True)) or [
-        ""
-    ]
+    names = dict.fromkeys(f"{cell_name(cell)}{batch}" for cell, batch in zip(cells, batches, strict=True))
+    first, *ties = names or [""]
     tied = f" or {ties[0] if len(ties) == 1 else f'{len(ties)} more'}" if ties else ""
     return f"→ {words.get(choice.status, first + tied)}"
 
@@ -62,9 +61,9 @@ def _figures(cell: Row | None) -> str:
     if cell is None:
         return ""
     is_busy = numbers.is_busy(cell["latency_low_ms"], cell["latency_high_ms"])
-    first = [numbers.BUSY if is_busy else numbers.significant(cell["latency_ms"])]
+    times = [numbers.BUSY if is_busy else numbers.significant(cell["latency_ms"])]
     if cell["factor"] and not cell["is_base"] and not numbers.is_busy(cell["factor_low"], cell["factor_high"]):
-        first.append(f"{'' if cell['verdict'] in _CLEAR else '~'}{numbers.times(cell['factor'])}")
-    memory, error = cell["peak_memory_mib"], cell["error"]
-    second = [*[numbers.count(memory or 0)][: memory is not None], *[numbers.error(error or 0, 1)][: error is not None]]
-    return "\n".join((" ".join(first), " ".join(second)))
+        times.append(f"{'' if cell['verdict'] in _CLEAR else '~'}{numbers.times(cell['factor'])}")
+    others = [] if cell["peak_memory_mib"] is None else [numbers.count(cell["peak_memory_mib"])]
+    others += [] if cell["error"] is None else [numbers.error(cell["error"], 1)]
+    return f"{' '.join(times)}\n{' '.join(others)}"

@@ -93,7 +93,7 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         name = printable(folder.name if are_names_unique else str(folder))
         runs.append(Run(str(folder), name, run_ids, environment))
         for table, frames in tables.items():
-            if table == "samples":  # They may be too many.
+            if table == "samples":  # They may be too many for the memory.
                 frame = _scan(folder, table)
             else:
                 frame = (results if table == "results" else _checked(folder, table)).lazy()
@@ -156,12 +156,15 @@ def flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 def versions_of_others(engines: Iterable[str]) -> set[str]:
     """Return the flat keys of libraries that `engines` do not use; PyTorch, which exports, is always used."""
-    keys: dict[bool, set[str]] = {True: set(), False: set()}
+    used, unused = set[str](), set[str]()
     for name, engine in ENGINES.items():
         column, packages = (engine.version.column, engine.version.packages) if engine.version else ("", ())
-        names = (f"packages.{package}" for package in (*packages, *engine.packages))
-        keys[name in {*engines, "eager"}] |= {column, *names}
-    return keys[False] - keys[True]
+        keys = {column, *(f"packages.{package}" for package in (*packages, *engine.packages))}
+        if name in {*engines, "eager"}:
+            used |= keys
+        else:
+            unused |= keys
+    return unused - used
 
 
 def first_line(error: BaseException) -> str:
@@ -233,7 +236,7 @@ def without_panics() -> Iterator[None]:
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
-    """Open a run's table lazily; a missing table is empty, a later column null. Raises ConfigError for other files."""
+    """Open a run's table lazily; without the file it is empty, a missing column null. Raises ConfigError otherwise."""
     path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
     if name != "results" and not named_files.is_file(path):
         return pl.LazyFrame(schema=schema)
