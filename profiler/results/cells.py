@@ -1,8 +1,8 @@
-"""Merge rows into cells, which are all that answers read.
+"""Merge rows into cells. Every answer reads cells and nothing below them.
 
-A cell is a configuration (an engine's variant at a precision) of a model, pass, batch size and setting: its replicates
-as one row, with figures and the factor over its base, their 95 % intervals, one verdict, and footnotes. Answers select,
-sort and render cells; they judge nothing.
+A cell merges all replicates of a configuration (a variant at a precision, for a model, pass, batch size and setting)
+into one row: figures, the factor over its base, their 95 % intervals, one verdict, and footnotes. Answers select, sort
+and render cells; they judge nothing.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ from profiler.tables.numbers import WIDEST
 
 Row = Mapping[str, Any]
 GROUP = ["model", "pass", "batch_size", "setting"]
-"""Columns of a group, within which a deployment chooses."""
+"""Columns that identify a group. A deployment chooses one cell of a group."""
 CONFIGURATION = [*GROUP, "variant", "precision"]
 PROBLEM = ("status", "model", "variant", "pass", "precision", "reason")
 OUT_OF_MEMORY = "out of memory"
 DEVICE_BOUND = 0.98
-"""A call does not wait for the host if its device works this share of its time, and is hardly faster than that."""
+"""If the device works for this share of a call, the call does not wait for the host. No latency is below this share of
+the device's time."""
 _PLAIN_DIFFERS = 1.1
-"""A plain call of ONNX Runtime is a figure if it differs by this ratio."""
+"""Show the latency of a plain `session.run` if it differs from the row's latency by this ratio."""
 OK = pl.col("status") == "ok"
 QUIET = OK & ~pl.col("warnings").list.eval(kind_of_warning(pl.element()) == DISTURBED).list.any()
-"""True for processes without other work, which only adds time."""
-_USABLE, _COUNTS = pl.col("usable"), pl.col("counts")
-"""True for processes that show a cell's spread: the quiet ones if there are any. True for processes that give its
-figures: the confirming ones if there are any, since luck helped to choose the earlier ones."""
+"""True for processes that ran beside no other work, which only adds time."""
+_USABLE = pl.col("usable")
+"""True for processes that show a cell's spread: the quiet ones if there are any."""
+_COUNTS = pl.col("counts")
+"""True for processes that give a cell's figures: the confirming ones if there are any, since luck helped to choose the
+earlier ones."""
 _LIBRARIES = {engine.version.column for engine in ENGINES.values() if engine.version}
 _NOT_OF_BASES = {"options", "calibrated", "python", *_LIBRARIES} - {"torch_version"}
 """Columns of `by` that may differ between a configuration and its base, which is PyTorch's."""
@@ -62,8 +65,8 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     """Return one row per cell, with the columns CELLS and `by`, in the order of the first rows.
 
     Each combination of values in `by` has cells and bases of its own. A figure is the median over the processes that
-    gave it; a percentile needs all of them. It has no interval if the spread between processes is unknown. Texts come
-    from the first process with figures, or else from the first row.
+    have it; a percentile is null unless all have it. A figure of unknown spread between processes has no interval.
+    Texts come from the first process with figures, or else from the first row.
     """
     rows = results.lazy().with_columns(**_derived()).collect()
     keys = [*by, *(name for name in CONFIGURATION if name not in by)]
@@ -92,7 +95,7 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     device = pl.col("gpu_low_ms").clip(upper_bound=pl.col("latency_ms"))
     merged = merged.with_columns(
         pl.col("latency_low_ms").clip(DEVICE_BOUND * device),
-        # The medians of rates and of prices are of different processes.
+        # Not the median of prices, which may be of another process than the median rate.
         **prices(pl.col("throughput"), pl.col("usd_per_hour")),
         latency_degrees=pl.col("latency_spread_free").fill_null(0.0) + pl.col("latency_ms usable") - 1,
     )
@@ -129,7 +132,7 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
 
 
 def largest(tries: pl.DataFrame) -> pl.DataFrame:
-    """Return the largest batch that fits each configuration, null if none does, and the smallest that does not fit."""
+    """Return each configuration's largest batch that fits, null if none does, and the next one, which does not."""
     size = pl.col("batch_size")
     fitting = size.filter(OK).max()
     refused = ~OK & (size > fitting.fill_null(0))
@@ -161,7 +164,10 @@ def warned(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def _derived() -> dict[str, pl.Expr]:
-    """Compute errors by pass, and set-up seconds; an engine that compiles when it runs builds at every start."""
+    """Return expressions for errors by pass and set-up seconds.
+
+    An engine that compiles as it runs builds at every start.
+    """
     compiles = pl.col("engine").is_in([engine.name for engine in ENGINES.values() if engine.compiles])
     is_known = pl.any_horizontal(pl.col(parts("set_up_s")).is_not_null())
     builds = {"set_up_s": pl.lit(value=True), "once_s": ~compiles, "start_s": compiles}
@@ -204,9 +210,9 @@ def spread_of(name: str) -> str:
 
 
 def own_arms(rows: pl.DataFrame) -> dict[str, tuple[Floats, Floats]]:
-    """Return, by figure, each row's reach down and up by its process alone, on the log scale.
+    """Return by figure the lower and upper arms of each row's interval, by its process alone, on the log scale.
 
-    The spread between processes was added in squares, and is subtracted in squares.
+    The spread between processes was added in squares, so it is subtracted in squares.
     """
     by_figure = {}
     for name in WITH_ENDS:
@@ -256,11 +262,12 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
         **{part: _numbers(merged, f"{name} {part}") for part in ("variance", "lowest", "highest")},
         **arms,
     ).interval()
-    # A process that is too wide alone keeps its width, whatever the spread. A spread that is too wide says nothing.
-    is_wide, is_alone = arms["below"] + arms["above"] > math.log(WIDEST), _numbers(merged, f"{name} count") == 1
-    alone = middle - arms["below"], middle + arms["above"]
-    low, high = np.where(is_wide & np.isnan(low), alone, (low, high))
-    low, high = np.where(~is_wide & is_alone & (high - low > math.log(WIDEST)), np.nan, (low, high))
+    # Keep an interval that is too wide by the processes alone, even if their spread is unknown. Drop that of a single
+    # process which only the spread makes too wide.
+    is_wide, is_single = arms["below"] + arms["above"] > math.log(WIDEST), _numbers(merged, f"{name} count") == 1
+    without_spread = middle - arms["below"], middle + arms["above"]
+    low, high = np.where(is_wide & np.isnan(low), without_spread, (low, high))
+    low, high = np.where(~is_wide & is_single & (high - low > math.log(WIDEST)), np.nan, (low, high))
     ends = zip(ends_of(name), (low, high), strict=True)
     return [pl.when(is_known).then(pl.Series(np.exp(values)).fill_nan(None)).alias(end) for end, values in ends]
 

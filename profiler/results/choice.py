@@ -1,9 +1,9 @@
 """Choose among cells, by one rule for terminal, report and recommend.
 
 The best by the objective wins among the cells that meet every limit. By default inference has an error limit of 1e-2,
-and 8 bits need calibration data. A cell ties with the best if it is within 25 % and not proven worse. The tie goes to
-the soonest start among near figures that no other is proven to beat; then, among starts within a second, to the most
-exact precision, and then to the least memory.
+and 8 bits need calibration data. A cell ties with the best if it is within 25 % and not proven worse. Among ties within
+5 % that no cell is proven to beat, the soonest start wins; among starts within a second, the most exact precision, and
+then the least memory.
 
 The best is no winner yet if only bases were measured, if most cells ran beside other work, if it has no interval, or if
 the intervals leave open whether the base is better.
@@ -31,16 +31,18 @@ from profiler.tables.numbers import is_busy
 
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
-"""Largest error of inference that is chosen unless another limit is given."""
+"""Default limit of the error in inference."""
 TIES = "within 5 % the soonest start wins, of starts within a second the most exact precision"
 """The rule that decides a tie."""
 ENOUGH = 5
-"""Beyond this many processes, more hardly narrow a cell's interval."""
-_SPARE, _LEAST_MS = 1.1, 0.05
-"""Calls are slower now and then, and shorter ones are timed in blocks (worker/sampling.py)."""
+"""More processes than this hardly narrow a cell's interval."""
+_SPARE = 1.1
+"""Factor on a sampling time, as calls are slower now and then."""
+_LEAST_MS = 0.05
+"""Shorter calls are timed in blocks of this length (worker/sampling.py)."""
 _MOST_CONTENDERS = 3
 _OPEN = 2.0
-"""The factor over the base leaves the choice open if its interval holds 1 and its ends differ by this ratio or more."""
+"""The choice is open if the base is not proven worse and the ends of the factor over it differ by more than this."""
 _MOST_NAMED = 3
 _TRIED = ("failed", "oom", "timeout", "crashed")
 _NEAR = 0.05
@@ -52,7 +54,7 @@ _FAR = math.log(1.25)
 _NEAR_SECONDS = 1.0
 """Starts that differ by no more are alike."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
-"""Map the verdict on the best to the code of the other cell."""
+"""Map the verdict of the best against a cell to that cell's code."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Limit:
         return self.value / value - 1 if self.figure in HIGHER else value / self.value - 1
 
     def measured(self, cell: Row) -> float | None:
-        """Return the cell's figure; of an error the bound for a further item."""
+        """Return the figure that the limit applies to: for an error, its bound for a further item."""
         return cell.get("error_high" if self.figure == "error" else self.figure)
 
     def missed(self, cell: Row) -> Reason | None:
@@ -94,7 +96,7 @@ class Limit:
 
 
 def _seconds_for(percentile: int, cell: Row) -> int:
-    """Return a sampling time with enough samples for certain: a steady case stops after half of its clock's time."""
+    """Return a sampling time that surely takes enough samples: a steady case stops after half of its clock's time."""
     share = 0.25 if cell["clock"] == "event" else 0.5
     ms = max(float(cell["latency_ms"]), _LEAST_MS)
     return math.ceil(_SPARE * PERCENTILE_NEEDS[percentile] * ms / 1000 / share)
@@ -253,9 +255,9 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
     for _, choice in choices(cells):
         tied = sorted((cell for cell in (choice.best, *choice.tied) if cell), key=lambda cell: cell["latency_ms"])
         limit = (tied[0]["latency_high_ms"] or math.inf) if tied else 0.0
-        equals = [loser.cell for loser in choice.losers if loser.reasons[0].code == "equivalent" and not with_equals]
-        others = [cell for cell in tied if cell is not choice.best and cell["latency_ms"] <= limit]
-        others = [cell for cell in others if cell not in equals]
+        equals = [loser.cell for loser in choice.losers if loser.reasons[0].code == "equivalent"]
+        left_out = [choice.best, *([] if with_equals else equals)]
+        others = [cell for cell in tied if cell["latency_ms"] <= limit and cell not in left_out]
         groups.append([cell for cell in (choice.best, *others[: _MOST_CONTENDERS - 1]) if cell])
     return groups
 
@@ -266,7 +268,7 @@ def cell_name(cell: Row) -> str:
 
 
 def is_uncalibrated(cell: Row) -> bool:
-    """Tell whether 8-bit ranges come from no data of the user's, so that the error on that data is unknown."""
+    """Tell whether a cell has 8-bit ranges without the user's data, so that its error on that data is unknown."""
     return cell["precision"] in EIGHT_BITS and not cell["calibrated"]
 
 
@@ -291,9 +293,9 @@ def _excess(row: Row, limits: Sequence[Limit]) -> float:
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
-    """Return how many times worse each row is than the best: "worse", "better", "equivalent" or "unclear".
+    """Judge each row against the best: "worse", "better", "equivalent" or "unclear", and how many times worse it is.
 
-    Without intervals, figures differ for certain only beyond the usual spread between processes.
+    Without an interval, only a difference of several margins counts.
     """
     names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
     sides = {"": rows, "_base": [best] * len(rows)}
@@ -301,16 +303,16 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     # compared() returns how many times better `own` is than `base`: the best is `own`.
     factors = compared(both, base="", own="_base", figure=figure)
     reasons = []
-    for row, (factor, low, high, read) in zip(rows, factors.iter_rows(), strict=True):
-        if factor and read is None:
+    for row, (factor, low, high, outcome) in zip(rows, factors.iter_rows(), strict=True):
+        if factor and outcome is None:
             is_host = HOST_BOUND in {*row["footnotes"], *best["footnotes"]}
-            read = verdict(factor, factor, _SCREEN * margin(None if is_host else row["clock"]))
-            read = None if read is Verdict.EQUIVALENT else str(read)
-        reasons.append(Reason(_CODES.get(read, read), factor, None, low, high, figure=figure))
+            screened = verdict(factor, factor, _SCREEN * margin(None if is_host else row["clock"]))
+            outcome = None if screened is Verdict.EQUIVALENT else str(screened)
+        reasons.append(Reason(_CODES.get(outcome, outcome), factor, None, low, high, figure=figure))
     return reasons
 
 
 def _start(row: Row) -> tuple[float, float]:
-    """Return the seconds of its set-up, and its memory; infinite if unknown."""
-    seconds, memory = (math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))
-    return seconds, memory
+    """Return a row's set-up seconds and peak memory, infinite if unknown."""
+    set_up, memory = (math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))
+    return set_up, memory

@@ -44,7 +44,7 @@ class Group(StrEnum):
 
 
 Shown = IntEnum("Shown", {"FILES": 0, "REPORT": 1, "TERMINAL": 2})
-"""Reach of a column, which includes the reaches before it. All columns are in results.parquet."""
+"""Where a column appears. The terminal's columns are also in the report, and all are in the files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ def _declared() -> Iterator[Column]:
 
 
 COLUMNS = {column.name: column for column in _declared()}
-_MADE = (
+_DERIVED = (
     _seconds("set_up_s", "Set-up", noun="set-up"),
     _seconds("once_s", "Once", noun="set-up once", part_of="set_up_s"),
     _seconds("start_s", "Every start", noun="every start", part_of="set_up_s"),
@@ -209,14 +209,14 @@ _MADE = (
     _error("error_high", "Error bound"),
     _ms("plain_run_ms", "session.run"),
 )
-DERIVED = {column.name: column for column in _MADE}
-"""Figures computed from columns; files do not have them."""
+DERIVED = {column.name: column for column in _DERIVED}
+"""Figures computed from columns. results.parquet lacks them."""
 FIGURES = {**COLUMNS, **DERIVED}
 LIMITED_BY = {column.name: column.limit for column in FIGURES.values() if column.limit}
-"""The option of recommend that limits a figure."""
+"""Map a figure to the option of recommend that limits it."""
 
 _BY_LATENCY = ("tflops", "fraction_of_peak", "energy_mj_per_item", "usd_per_million_items", "items_per_usd")
-"""Figures made of a time, with no interval of their own."""
+"""Figures computed from the latency, whose interval tells whether they are busy."""
 
 Schema = dict[str, pl.DataType]
 RESULTS: Schema = {column.name: column.type for column in COLUMNS.values()}
@@ -232,7 +232,7 @@ LARGEST_BATCH: Schema = {name: RESULTS[name] for name in (*_TRIED, "peak_memory_
 
 
 def columns(*groups: Group, shown: Shown = Shown.FILES) -> list[Column]:
-    """Return the columns of these groups, group by group, with at least this reach."""
+    """Return the columns of these groups, group by group, that appear at least there."""
     return [c for group in groups for c in COLUMNS.values() if c.group == group and c.shown >= shown]
 
 
@@ -281,7 +281,7 @@ def field(name: str, heading: str | None = None, **options: Any) -> Field:
 
 
 def fields(*groups: Group, shown: Shown) -> list[Field]:
-    """Make the fields of these groups' columns with at least this reach; a busy figure says so."""
+    """Make the fields of these groups' columns that appear at least there; a busy figure says so."""
     return [_unless_busy(field(column.name)) for column in columns(*groups, shown=shown)]
 
 

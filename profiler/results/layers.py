@@ -1,6 +1,6 @@
 """Match the profiled layers of variants by the exported nodes, and combine the passes of single layers.
 
-The latter have the form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks).
+`layer_rows` follows the layer-wise tables of convnet-benchmarks (https://github.com/soumith/convnet-benchmarks).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Layer:
 
 
 def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> list[Profiled]:
-    """Return the rows with layers, in their order; of rows with the same keys the first replicate."""
+    """Return the rows that have layers, in their order; rows that agree in `keys` give their first replicate."""
     matching = layers.join(rows.lazy().select(_CASE), on=_CASE, how="semi").collect()
     parts = matching.sort("order").partition_by(_CASE, as_dict=True)
     profiled_rows = rows.with_row_index("place").join(matching, on=_CASE, how="semi", maintain_order="left")
@@ -55,6 +55,7 @@ def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> l
 
 
 def together(cases: Iterable[Profiled], keys: Sequence[str]) -> list[list[Profiled]]:
+    """Group the cases that agree in these columns."""
     return list(grouped((tuple(case.row[key] for key in keys), case) for case in cases).values())
 
 
@@ -107,7 +108,7 @@ def _order(cases: Sequence[Profiled]) -> list[str]:
 
 
 def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Name the common part of the modules' paths, then each rest, or the kind of a module's operator."""
+    """Join the common start of the modules' paths and each rest; without a rest, the kind of operator."""
     paths = [layer["layer"].split(".") for layer in layers]
     common = [name for name, *_ in takewhile(lambda level: len({*level}) == 1, zip(*paths, strict=False))]
     head = ".".join(common)
@@ -134,7 +135,7 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     figures |= {name: pl.when(in_training).then(value) for name, value in whole.items()}
     figures["clock"] = pl.when(gated).then(pl.lit("gpu")).otherwise("clock")
     part_flops = pl.col("flops_per_item") * pl.col("batch_size") / pl.when(in_training).then(3).otherwise(1)
-    # Inference stands in for the forward part of training without a time.
+    # Training without a time takes its forward part from inference.
     rank = pl.when(~in_training).then(1).when(total.is_null()).then(2).otherwise(0)
     layers = layers.with_columns(**figures, part_tflop=part_flops / 1e9, rank=rank)
     rows = layers.group_by(KEYS, maintain_order=True).agg(

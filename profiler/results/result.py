@@ -128,7 +128,7 @@ _HOST_SHARE = 0.8
 
 def set_by_host(call: float | None, gpu: float | None, enqueue: float | None) -> bool:
     """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks."""
-    # With far faster enqueueing gaps between launches are the device's: it is slower with more work in its queue.
+    # If enqueueing is far faster, the device itself causes the gaps: it is slower with more work in its queue.
     return enqueue is None or enqueue > _HOST_SHARE * (gpu or call or 0.0)
 
 

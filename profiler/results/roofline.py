@@ -27,7 +27,7 @@ _IMPOSSIBLE = 2.5
 """No time is trusted beyond this speed-up over the floor: Winograd's F(2×2, 3×3) needs 2.25 times fewer
 multiplications (https://arxiv.org/abs/1509.09308)."""
 _ROUNDING = 1 + 1e-9
-"""Tolerance within which a row that set its roof is at it."""
+"""Tolerance of rounding, so that the row that set a roof is not above it."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -74,7 +74,7 @@ class Work:
 
 
 class Excess(NamedTuple):
-    """A time's distance below its floor in words, and whether it is impossible."""
+    """How far a time is below its floor, in words, and whether that is impossible."""
 
     text: str
     is_impossible: bool

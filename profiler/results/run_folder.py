@@ -39,7 +39,7 @@ from profiler.results.spread import with_spread
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Exceptions of damaged lines."""
+"""Exceptions that damaged lines raise."""
 _MOST_JSON_BYTES, _MOST_JOURNAL_BYTES = 2**24, 2**33
 _NOT_REACHED = "the run ended before; --resume measures it"
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
@@ -156,7 +156,7 @@ class RunFolder:
         return models_of(read_json(self._models, identities_of))
 
     def append(self, result: Result) -> Result:
-        """Sync a line to the journal and return its result: a failed one for wrong values."""
+        """Write the result to the journal, synced to the disk, and return it; invalid values make it a failed one."""
         columns.check([*result.figures, *result.clocks])
         result = replace(result, environment=result.environment or self._environment)
         try:
@@ -173,7 +173,7 @@ class RunFolder:
         return written
 
     def append_try(self, case: Case, result: Result) -> None:
-        """Sync a line to the tries of the search for the largest batch."""
+        """Write a try of the search for the largest batch, synced to the disk."""
         tried: dict[str, Any] = {"pass": case.pass_, "status": result.status, "reason": result.reason}
         tried |= {name: getattr(case, name) for name in ("model", "variant", "precision", "setting", "batch_size")}
         tried |= {"peak_memory_mib": result.figures.get("peak_memory_mib")}
@@ -209,7 +209,7 @@ class RunFolder:
     def ended_cases(self, cases: Iterable[Case]) -> list[Case]:
         """Return the finished cases, in the plan's order.
 
-        Processes outside the plan come last: they confirm a choice by earlier ones.
+        Replicates beyond the plan come last: they confirm a choice that earlier ones made.
         """
         results = self._results
         finished = {case.id: case for case in cases if case.id in results} if results else {}

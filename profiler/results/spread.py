@@ -35,7 +35,7 @@ _MOST_EARLIER = 10.0
 def learned(rows: pl.DataFrame, calm: bool = False) -> Learned:
     """Learn from the replicated configurations of runs on one machine.
 
-    Disturbed processes count only if no process was quiet; `calm` drops rows with a cause to be measured again.
+    Disturbed processes count only if no process was quiet; `calm` drops rows that are to be measured again.
     """
     retaken = [kind.kind for kind in KINDS.values() if kind.retake]
     is_rough = pl.col("warnings").list.eval(kind_of_warning(pl.element()).is_in(retaken)).list.any()
