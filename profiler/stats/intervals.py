@@ -28,23 +28,25 @@ _PRIOR_SCALE = 0.634
 _FEWEST_CONFIGURATIONS = 5
 """Fewest replicated configurations that predict others."""
 _LEAST_VARIANCE = 1e-8
-"""Equal medians show a clock's resolution, not exactness."""
+"""Smallest variance: equal medians show the clock's resolution, not that there is no spread."""
 _LEAST_ROUND = 0.002
 """Smallest spread of rounds: three may agree by luck."""
 _MOST_REACH = math.log(1000)
-"""Widest arm: processes that differ by more, next to heavy work, bound nothing."""
+"""Widest arm of an interval: processes that differ by more, beside heavy work, bound nothing."""
 _TRIMMED = 0.2
+"""Share of the rounds that is trimmed at either end."""
 _LEVEL = 0.975
+"""Quantile at the upper end of a 95 % interval."""
 _MOST_OF_OTHERS = 0.25
-"""Largest share of other work with a low end: threads that wait for each other took 1,000 times as long."""
+"""From this share of other work the low end is open: threads that wait for each other took 1,000 times as long."""
 _LEAST_ERROR = 0.1
-"""Share of the largest error below which errors count as this share."""
+"""Errors below this share of the largest count as this share of it."""
 _FEWEST = 3
 """Fewest samples with an interval: autocorrelation is estimated badly from fewer."""
 
 
 class Verdict(StrEnum):
-    """The reading of a ratio's interval against the margin."""
+    """What a ratio's interval shows, given the margin."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -105,12 +107,12 @@ def spread_reach(sd: ArrayLike, free: ArrayLike) -> Floats:
 def figure_interval(
     middle: float, samples: ArrayLike, others: Iterable[float] = (), beside_work: float | None = None
 ) -> Interval:
-    """Return the hull of one process's evidence about its figure.
+    """Return the interval that holds all of one process's evidence about its figure.
 
     `middle` is the median of `samples`, in their unit (empty for a figure without samples); `others` are contradictory
-    figures of the same quantity. The hull holds the medians of the first and the last third, which differ if the figure
+    figures of the same quantity. It holds the medians of the first and the last third, which differ if the figure
     moved. Other work only adds time: `beside_work`, its share of the processors or the card (0 if unknown), lowers the
-    low end by that share and to the fastest decile. From a quarter on the low end is open.
+    low end by that share, and at least to the fastest decile. From a quarter on the low end is open.
     """
     values = np.asarray(samples, dtype=float)
     ends = [middle, *others]
@@ -153,8 +155,8 @@ class Processes:
         differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
         3, 2004). A median of k processes varies up to √(π/2) times as much as their mean. Errors within processes are
         independent of that, so both add in squares. The best of several confirmed cells is also the luckiest, so they
-        share the level (Bonferroni). If processes are either fast or slow, so is their median: the middle ranks bound
-        it, Student's t does not.
+        share the level (Bonferroni). If each process is either fast or slow, their median is one or the other: the
+        middle ranks bound it, Student's t does not.
         """
         degrees = self.free + self.usable - 1
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -171,8 +173,9 @@ def processes_beyond(count: Any) -> Any:
     """Return the number of processes beyond either end of their median's distribution-free 95 % interval.
 
     It is the sign test's, in the normal approximation with correction for continuity (Conover, "Practical Nonparametric
-    Statistics", section 3.2). A fraction is a place between two processes: whole ranks would widen from five processes
-    to eight. It is negative for up to five, whose extremes hold 75 % of medians of three, 94 % of five.
+    Statistics", section 3.2). A fraction is a place between two processes: whole ranks would widen the interval from
+    five processes to eight. The number is negative for up to five processes, whose extremes hold the median in 75 % of
+    cases for three processes and in 94 % for five.
     """
     return count / 2 - 0.98 * count**0.5 - 0.5
 

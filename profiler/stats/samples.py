@@ -23,7 +23,7 @@ EFFECTIVE_NEEDS = 30
 _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
 _JUMP_NEEDS, _JUMP_LEAST = 12, 0.1
 _ANGLES, _MOST_FREE = 4097, 1000.0
-"""The grid on which Student's t is integrated; beyond these degrees of freedom it is normal."""
+"""Points of the grid on which Student's t is integrated; degrees of freedom beyond which it counts as normal."""
 _CERTAIN = 0.9995
 """Level of a second interval that must be narrow before sampling stops for precision."""
 _LEAST = 3
@@ -64,7 +64,7 @@ def effective_size(samples: ArrayLike) -> float:
     """Return the equivalent number of independent samples: n over the integrated autocorrelation time, at most n.
 
     The sum of autocorrelations ends by the initial monotone sequence of Geyer ("Practical Markov chain Monte Carlo",
-    Statistical Science 7, 1992). Equal samples are n.
+    Statistical Science 7, 1992). Equal samples count as n.
     """
     rho = _autocorrelations(samples)
     pairs = rho[: rho.size // 2 * 2].reshape(-1, 2).sum(axis=1)
@@ -104,7 +104,10 @@ def student(level: ArrayLike, free: ArrayLike) -> Floats:
 
 @cache
 def _quantile(level: float, free: float) -> float:
-    """Integrate Student's density, which with t = √f tan(a) is cos(a)^(f - 1). SciPy would weigh on a CPU's memory."""
+    """Integrate Student's density, which with t = √f tan(a) is cos(a)^(f - 1).
+
+    SciPy would add to the memory that a CPU's rows measure.
+    """
     angles = np.linspace(0, math.pi / 2, _ANGLES)
     density = np.cos(angles) ** (free - 1)
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
@@ -134,8 +137,10 @@ def drift(samples: ArrayLike) -> float | None:
 
 
 def _autocorrelations(samples: ArrayLike) -> Floats:
-    """Autocorrelate the samples' ranks, shape (n,): lag 0 is 1, or 0 if all are equal. In the samples themselves a far
-    outlier would hide the correlation (Vehtari et al., Bayesian Analysis 16, 2021)."""
+    """Autocorrelate the samples' ranks, shape (n,): lag 0 is 1, or 0 if all are equal.
+
+    Without ranks a far outlier would hide the correlation (Vehtari et al., Bayesian Analysis 16, 2021).
+    """
     values = np.asarray(samples, dtype=float)
     n = values.size
     if n == 0:
