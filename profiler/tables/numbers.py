@@ -163,7 +163,7 @@ def unless_busy(form: Format) -> Format:
 
 
 def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    """Format both ends of our intervals, with three digits, or with four if three are equal."""
+    """Format both ends of our intervals, with three digits, or with four if three do not tell them apart."""
 
     def ends(low: float | None, high: float | None, is_ours: bool) -> str:
         if not is_ours or low is None or high is None:
@@ -175,7 +175,7 @@ def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: It
 
 
 def text(value: Any) -> str:
-    """Write words on one line, and lists with commas; true is "yes" and false empty."""
+    """Write words on one line, and lists with commas; true is "yes", and false is empty."""
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, str) or not isinstance(value, Iterable):

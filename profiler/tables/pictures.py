@@ -16,7 +16,7 @@ SHAPES = {"forward + backward": "circle", "forward": "triangle-up"}
 WIDTH = 800
 """Width of a page on GitHub, in pixels; GitHub shrinks wider pictures."""
 _LETTER = 6
-"""Width of a label's letter, at most, in pixels."""
+"""Greatest width of a label's letter, in pixels."""
 _AXIS = alt.Axis(format="~r", values=[10.0**power for power in range(-6, 9)], labelOverlap="parity")
 
 
@@ -46,7 +46,7 @@ def dots(rows: pl.DataFrame, columns: Sequence[str], heading: str) -> Any:
 
 
 def sweep(rows: pl.DataFrame, columns: Sequence[str], heading: str) -> Any:
-    """Draw `value` over `batch_size`: one panel per `network`, one line per `side` and pass; fill all but `hollow`."""
+    """Draw `value` over `batch_size`: one panel per `network`, a line per `side` and pass. `hollow` dots are empty."""
     labels = rows["side"].unique(maintain_order=True).to_list()
     sizes = alt.Axis(values=[2.0**power for power in range(0, 21, 2)])
     base = alt.Chart().encode(

@@ -21,7 +21,7 @@ class Field:
 
     A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), leaves
     figures and names whole, and drops the most `expendable` field first, never one of 0. The lowest `contested` figure
-    stands out. `link` is a column of addresses, separated by blanks, that a cell links to.
+    stands out. `link` names the frame's column with the addresses that a cell links to, separated by blanks.
     """
 
     heading: str
@@ -56,7 +56,7 @@ prose = partial(words, kind="prose")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows for a reader, without the empty fields unless `every` is set.
+    """Rows for a reader. Empty fields are left out unless `every` is set.
 
     `frame` is a polars frame, or a mapping of columns to lists. Its column `marked` is true for rows to mark with a
     sign; a page filters the rows by the columns `keys`; the last `totals` rows are sums. `bold` maps a field's first

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _FOLDED = 16
 """Least width of a column of words on a narrow terminal. Figures and names stay whole."""
 MARK = "▸"
+_FORMULA = r"^[=+\-@\t\r]"
+"""Matches a text that a spreadsheet takes for a formula."""
 _MARKUP = re.compile(
     r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
 )
@@ -34,7 +36,7 @@ _MARKUP = re.compile(
 
 
 def console(**options: Any) -> Console:
-    """Make a console as wide as COLUMNS or the terminal; without these 120, since 80 would cut the tables."""
+    """Make a console as wide as COLUMNS or the terminal, else 120 wide: rich's 80 would cut the tables."""
     console = Console(**options)
     console.push_render_hook(_Printable())
     if not console.file.isatty() and not os.environ.get("COLUMNS"):
@@ -71,8 +73,8 @@ def print_section(console: Console, section: Section) -> None:
 def print_table(console: Console, table: Table) -> None:
     """Print the table so that it fits the terminal and no figure is cut.
 
-    If it is too wide its columns fold, then a line below names the expendable ones that are dropped, then it is split:
-    every part begins with the first column.
+    Columns that are too wide fold; then expendable ones are dropped, and a line below names them; then the table is
+    split into parts that all begin with the first column.
     """
     columns, dropped = [_Column(table, field, cells) for field, cells in table.columns()], []
     if not columns:
@@ -97,9 +99,9 @@ class _Column:
 
     def __init__(self, table: Table, field: Field, cells: Sequence[str]) -> None:
         self.field, self.is_folded = field, field.kind in ("words", "prose")
-        # Not str, for a name may look like rich's markup.
-        stand_out = table.stand_out(field)
-        self.texts = [Text(cell, style="bold" if out else "") for cell, out in zip(cells, stand_out, strict=True)]
+        # Text, since a plain name may look like rich's markup.
+        is_bold = table.stand_out(field)
+        self.texts = [Text(cell, style="bold" if bold else "") for cell, bold in zip(cells, is_bold, strict=True)]
         if field is table.fields[0]:
             marks = zip(self.texts, table.flags(), strict=True)
             self.texts = [Text(f"{MARK} ", style="bold") + text if marked else text for text, marked in marks]
@@ -143,9 +145,6 @@ def _grid(table: Table, columns: Sequence[_Column], width: int) -> Grid:
     return grid
 
 
-_FORMULA = r"^[=+\-@\t\r]"
-
-
 @lru_cache(maxsize=10_000)
 def escape_markdown(text: str) -> str:
     """Write words on one line and escape Markdown's markup."""
@@ -177,7 +176,7 @@ def markdown_section(section: Section) -> str:
 
 def csv(frame: pl.DataFrame) -> str:
     """Write a frame with all digits and lists with semicolons; a quote keeps spreadsheets from computing formulas."""
-    import polars as pl  # Not at the top: a list of engines is printed without it.
+    import polars as pl  # Imported here, so that a list of engines is printed without it.
 
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     joined = frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; "))
@@ -209,12 +208,14 @@ def html(table: Table) -> str:
 
 
 def _markup(table: Table, plain: Callable[[str], str], link: str, bold: str) -> list[list[str]]:
-    def cell(text: str, addresses: Sequence[str], out: bool) -> str:
-        parts = text.split(", ") if len(addresses) > 1 else [text]
-        linked = text and addresses
-        pairs = zip(parts, addresses, strict=True) if linked else ()
-        text = ", ".join(link.format(plain(part), address) for part, address in pairs) if linked else plain(text)
-        return bold.format(text) if out and text else text
+    def cell(text: str, addresses: Sequence[str], is_bold: bool) -> str:
+        if text and addresses:
+            parts = text.split(", ") if len(addresses) > 1 else [text]
+            pairs = zip(parts, addresses, strict=True)
+            text = ", ".join(link.format(plain(part), address) for part, address in pairs)
+        else:
+            text = plain(text)
+        return bold.format(text) if is_bold and text else text
 
     columns = [map(cell, cells, table.links(field), table.stand_out(field)) for field, cells in table.columns()]
     rows = [list(row) for row in zip(*columns, strict=True)]
