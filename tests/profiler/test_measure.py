@@ -263,7 +263,7 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
     (lambda: None, None, {}, "no other process can import this; put it in a module"),
     *[
-        (hooked(register), (3,), {"passes": ("training",)}, "weight has a hook, which no copy .*: give a function")
+        (hooked(register), (3,), {"passes": ("training",)}, "weight has a hook, which a copy .* would lose: give a function")
         for register in ("register_hook", "register_post_accumulate_grad_hook")
     ],
     (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
