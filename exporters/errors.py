@@ -13,16 +13,16 @@ from typing import Any
 from exporters.packages import library_folders
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-"""Codes that colour a terminal, or name its window."""
+"""Escape sequences that colour a terminal or set its title."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but line breaks and tabs, marks that turn the direction of text, and halves of a pair."""
+"""Control characters except line breaks and tabs, marks that reverse the direction of text, and surrogates."""
 _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
-"""Match the C++ place of a failure of ONNX Runtime, several hundred characters before its reason."""
+"""The C++ function and line that ONNX Runtime writes before an error's reason, in several hundred characters."""
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
-"""A stack frame as Python writes it, and torch for traced or compiled code."""
+"""A stack frame, as Python writes it, and torch for traced or compiled code."""
 _LINE_CHARACTERS = 80
 _MESSAGE_CHARACTERS = 100_000
-"""Some messages hold a tensor or a file: 48 MB took ten seconds to look through."""
+"""Some messages hold a tensor or a file: 48 MB took ten seconds to search."""
 _TITLE_CHARACTERS = 40
 """A shorter paragraph is a title, such as "C++ compile error"."""
 
@@ -50,7 +50,7 @@ def shown(text: str, characters: int = 120) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Escape in the texts of a JSON value the characters that no table, terminal or file can take."""
+    """Escape the characters in a JSON value's texts that break tables, terminals or files."""
     if isinstance(value, str):
         return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
     if isinstance(value, dict):
@@ -76,16 +76,16 @@ def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count
 
 
 def sentence(error: BaseException, characters: int = 300) -> str:
-    """Describe the error that came first, like "ValueError: no luck at /home/me/stem.py:14 (`raise ValueError(text)`)".
+    """Describe the root cause, like "ValueError: no luck at /home/me/stem.py:14 (`raise ValueError(text)`)".
 
-    Libraries wrap the helpful error into others. If the user's code does so, its error comes first:
+    Libraries wrap the helpful error in others. If the user's code wraps it, the user's error leads:
     "RuntimeError: no stem, after KeyError: 'width' at …".
     """
     errors = chain(error)
     ends = ((link, traceback.extract_tb(link.__traceback__)[-1:]) for link in errors)
     first, users = errors[-1], next((link for link, end in ends if end and _is_users(end[0].filename)), errors[-1])
     text, outer = _named(first, characters), _named(users, characters)
-    is_repeated = text_of(first, characters) in outer  # Some wrap an error into another with the same text.
+    is_repeated = text_of(first, characters) in outer  # Some libraries repeat the text in the outer error.
     return (outer if users is first or is_repeated else f"{outer}, after {text}") + place(error)
 
 
@@ -96,7 +96,7 @@ def place(error: BaseException) -> str:
 
 
 def place_in(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the deepest of these frames in the user's code, as `place` does."""
+    """Return the deepest frame in the user's code, in the words of `place`."""
     lines = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
     return _at(*lines[-1]) if lines else ""
 

@@ -1,4 +1,4 @@
-"""Call a user's factory, read the example inputs that it returns, and save a live module for it."""
+"""Call a user's factory, read its example inputs, and save a live module as a factory."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """Remove torch.compile's wrappers, whose code would be timed as eager's, and the inference mode of tensors."""
+    """Unwrap torch.compile, else compiled code would be timed as eager, and copy inference tensors to normal ones."""
     while hasattr(model, "_orig_mod"):
         model = model._orig_mod  # type: ignore[assignment]
     for module in model.modules():
@@ -112,15 +112,15 @@ def _plain(model: nn.Module) -> nn.Module:
             if part is not None and hasattr(part, "_orig_mod"):
                 module._modules[name] = _plain(part)
         tensors: dict[str, Any]
-        for tensors, kind in ((module._parameters, nn.Parameter), (module._buffers, lambda copy, _: copy)):
+        for tensors, wrap in ((module._parameters, nn.Parameter), (module._buffers, lambda copy, _: copy)):
             for key, tensor in tensors.items():
                 if tensor is not None and not is_lazy(tensor) and tensor.is_inference():
-                    tensors[key] = kind(tensor.clone(), tensor.requires_grad)
+                    tensors[key] = wrap(tensor.clone(), tensor.requires_grad)
     return model
 
 
 def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example]) -> None:
-    """Call a module with lazy layers once, which sets their sizes."""
+    """Set the sizes of lazy layers by one call."""
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
     tensors = {example.place: torch.from_numpy(example.array) for example in inputs}
@@ -169,7 +169,7 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
 
 
 def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = None) -> list[Example]:
-    """Read example inputs and their axes' names; a module with nested arguments takes the tensors alone from now on."""
+    """Read the example inputs and their axes' names; change a module with nested arguments to take only the tensors."""
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     positional = () if keywords else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if isinstance(shapes, Mapping) and not keywords:
@@ -179,10 +179,10 @@ def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = 
     leaves, _ = tree_flatten_with_path(keywords or positional)
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
     if not any(leaf.ndim for _, leaf in tensors):
-        raise source.error("no example is a tensor with a dimension; the first dimension of the first one is the batch")
+        raise source.error("no example is a tensor with a dimension; the first tensor's first dimension is the batch")
     if not any(leaf.dtype == torch.float64 for _, leaf in tensors):
         vars(model)[settings.KEEPS_DOUBLES] = True
-    called = dict(enumerate(_positional_names(model)))
+    argument_names = dict(enumerate(_positional_names(model)))
     is_nested = len(tensors) < len(leaves) or any(len(path) > 1 for path, _ in tensors)
     if is_nested:
         _flatten(model, positional, keywords)
@@ -193,33 +193,33 @@ def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = 
             shape = None if shape is None else key.get(shape)
             keys.append(next(getattr(key, name) for name in ("idx", "key", "name") if hasattr(key, name)))
         place, *inner = keys
-        name = ".".join(map(str, [place if keywords else called.get(place, f"x{place}"), *inner]))
+        name = ".".join(map(str, [place if keywords else argument_names.get(place, f"x{place}"), *inner]))
         name = name if keywords or len(tensors) > 1 else "x"
         array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).cpu().numpy()
         where = number if is_nested else place
         result.append(Example(name, where, np.require(array, requirements="C"), _axes(shape)))
-    batch = {
-        result[0].name if name == called.get(0) and len(result) == 1 else name: a for name, a in source.batch.items()
-    }
+    batch = dict(source.batch)
+    if len(result) == 1 and argument_names.get(0, "") in batch:  # The job may give the argument's name instead of "x".
+        batch[result[0].name] = batch.pop(argument_names[0])
     return _with_batch(replace(source, batch=batch), result)
 
 
 def _with_batch(source: ModelSource, inputs: Sequence[Example]) -> list[Example]:
-    """Find each example's batch axis: the job's, or the `dynamic_shapes` name, else a first axis of that size.
+    """Find each example's batch axis: the job's, else the one named in `dynamic_shapes`, else a first axis that fits.
 
-    Raises ModelError for an axis of another size.
+    Raises ModelError if two batch axes differ in size.
     """
     shapes = {e.name: [e.axes.get(axis, size) for axis, size in enumerate(e.array.shape)] for e in inputs}
     check_batch(source, shapes)
-    asked, names = source.batch, batch_symbols(shapes, source.batch)
-    axes = {name: next((n for n, size in enumerate(shape) if size in names), None) for name, shape in shapes.items()}
-    axes |= asked
+    symbols = batch_symbols(shapes, source.batch)
+    axes = {name: next((n for n, size in enumerate(shape) if size in symbols), None) for name, shape in shapes.items()}
+    axes |= source.batch
     sizes = [(e.name, e.array.shape[axis]) for e in inputs if (axis := axes[e.name]) is not None]
-    sizes += [(e.name, len(e.array)) for e in inputs if e.array.ndim and e.name not in asked]
+    sizes += [(e.name, len(e.array)) for e in inputs if e.array.ndim and e.name not in source.batch]
     result = []
     for example in inputs:
         axis, shape = axes[example.name], example.array.shape
-        is_named = example.name in asked or (names and 0 in example.axes)
+        is_named = example.name in source.batch or (symbols and 0 in example.axes)
         if axis is None and not is_named and shape and shape[0] == sizes[0][1]:
             axis = 0
         if axis is not None and shape[axis] != sizes[0][1]:
@@ -245,7 +245,7 @@ def _axes(shape: Any) -> dict[int, str]:
 
 
 def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Make the module take its arguments' tensors by position, by a new class, so that deep copies work."""
+    """Give the module a class whose call takes the tensors by position: deep copies keep a class."""
     leaves, tree = tree_flatten((positional, keywords))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -256,7 +256,7 @@ def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, 
         for place, tensor in zip(places, tensors, strict=True):
             parts[place] = tensor
         args, kwargs = tree_unflatten(parts, tree)
-        return original.__call__(self, *args, **kwargs)  # So that hooks see the call as it is made.
+        return original.__call__(self, *args, **kwargs)  # Not `forward`: hooks see the original call.
 
     model.__class__ = type(original.__name__, (original,), {"__call__": called, "__module__": original.__module__})
 
@@ -294,7 +294,10 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
 
 
 def load_saved(file: str, made_in: str = "") -> Any:
-    """Load a saved module, and its inputs, from a folder of Python's path; `made_in` is a saved function's module."""
+    """Load a saved module and its inputs from a folder on Python's path.
+
+    `made_in`, a saved function's module, makes that module's code a part of the model's identity.
+    """
     path = next(Path(folder, file) for folder in sys.path if Path(folder, file).is_file())
     model, inputs = torch.load(path, map_location="cpu", weights_only=False)
     model = model if isinstance(model, nn.Module) else model()

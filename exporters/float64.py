@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2**28
 """Largest file to evaluate: in doubles its weights take twice as much."""
-_SIGMOID = ("Sigmoid", "")
 
 
 def evaluate(
@@ -58,7 +57,10 @@ def with_exact_sigmoids(path: Path, folder: Path) -> Path:
     model = onnx.load(path)
     graphs = list(every_graph(model.graph))
     casts = (a.i for graph in graphs for node in graph.node if node.op_type == "Cast" for a in node.attribute)
-    sigmoids = [[n for n, node in enumerate(graph.node) if (node.op_type, node.domain) == _SIGMOID] for graph in graphs]
+    sigmoids = [
+        [place for place, node in enumerate(graph.node) if node.op_type == "Sigmoid" and not node.domain]
+        for graph in graphs
+    ]
     if not any(sigmoids) or TensorProto.DOUBLE in casts:  # A sigmoid may take doubles.
         return path
     for graph, places in zip(graphs, sigmoids, strict=True):

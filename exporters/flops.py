@@ -1,8 +1,8 @@
 """Count the FLOPs of one item of a model, and the weights that it reads; torch and onnx are imported inside functions.
 
 Convolutions and matrix products count two FLOPs a multiply-add; everything else counts 0, like the roofline and the
-published counts (MAC counts, doubled). An ONNX graph is counted if there is one, without work that reaches no output,
-which engines skip, too; torch's counter handles training, and modules without a graph.
+published counts (MAC counts, doubled). A model's ONNX graph is counted if there is one: the exporter drops work that
+reaches no output, and engines skip it, too. torch's counter handles training, and modules without a graph.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _SMALL = 1024
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work of one item, None if unknown; an inference reads weights whole, and few rows of embedding tables."""
+    """Least work of one item; None if unknown. An inference reads all weights, but few rows of embedding tables."""
 
     inference: int | None = None
     training: int | None = None
-    """Forward and backward pass, with the gradient of a layer's input; of a network's only if it is computed."""
+    """Forward and backward pass; with the gradient of the input for a layer, and for a network that computes it."""
     float_weights: int | None = None
     """Elements in the precision's type."""
     other_weight_bytes: int | None = None
@@ -157,7 +157,7 @@ def _count_module(
 def _backward_flops(
     gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
 ) -> int:
-    """Count a convolution's gradients from its arguments' shapes; either takes the multiply-adds of the forward pass.
+    """Count a convolution's gradients from its arguments' shapes; each costs the FLOPs of the forward pass.
 
     torch 2.13 counts the weights' gradient of a grouped convolution like one group's, AlexNet's twice too high
     (https://github.com/pytorch/pytorch/pull/183405).
@@ -170,7 +170,7 @@ def _backward_flops(
 def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
     """Count an ONNX graph from its shapes. Its floats take the row's precision, unless it `keeps_types`."""
     model, batch = read_onnx(path), fixed_batch(specs) or _ITEMS
-    for tensor in model.graph.initializer:  # Shape inference copies the model, and needs only their shapes.
+    for tensor in model.graph.initializer:  # Shape inference copies the model and needs no values.
         if math.prod(tensor.dims) > _SMALL:
             for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(name)
@@ -223,7 +223,7 @@ def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[
     graph = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.tensor_type.HasField("shape"):  # a scalar's is there, and empty
+        if value.type.tensor_type.HasField("shape"):  # A scalar has a shape without dimensions.
             shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
     return sized.graph.node, shapes
 
@@ -238,11 +238,11 @@ def node_flops(node: NodeProto, shapes: Shapes) -> int:
     named = f"{node.domain or 'ai.onnx'}'s {node.op_type} {node.name!r}"
     kind = node.op_type if node.domain in ("", "ai.onnx") else ""
     if kind not in ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger"):
-        raise ValueError(f"there is no count of {named}")
+        raise ValueError(f"cannot count {named}")
     x, weight, y = (shapes.get(tensor, (0,)) for tensor in (*node.input[:2], node.output[0]))
     if 0 in (*x, *weight, *y):
         raise ValueError(f"the shapes of {named} are unknown")
-    if kind.startswith("Conv"):  # Transposed, every element of the input meets the weights of its channel.
+    if kind.startswith("Conv"):  # A transposed one multiplies each input element by its channel's weights.
         return 2 * math.prod(x if kind == "ConvTranspose" else y) * math.prod(weight[1:])
     is_transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
     return 2 * math.prod(y) * (x[-2] if is_transposed else x[-1])

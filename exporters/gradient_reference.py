@@ -1,8 +1,8 @@
 """Compute the gradients of a model's first training step on the CPU, once for all runs.
 
 fp64 is the reference. A narrower precision is simulated in fp32: each leaf module's outputs and incoming gradients are
-rounded to the type, as a runtime would store them; sums inside it stay fp32. fp32 has several versions, whose tensors
-are blurred as another order of summation might change them.
+rounded to the type, as a runtime would store them; sums inside it stay fp32. fp32 itself is repeated with noise, as
+large as the effect of another order of summation.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _SCALES = [2.0**power for power in range(16, -17, -1)]
 """Scales of the loss under amp-fp16, tried until nothing overflows; the first is torch's GradScaler's."""
 
 _BLUR = 1e-6
-"""Relative standard deviation: sums of some thousand products in fp32 differ by about this between libraries. It flips
-nearly undecided ReLUs and maxima, and every flip moves the gradient by far more."""
+"""Relative standard deviation of the noise: fp32 sums of some thousand products differ by about this between libraries.
+It flips ReLUs and maxima that are nearly ties, and each flip moves the gradient by far more."""
 
 _VERSIONS = 4
 """Repetitions of the step in fp32; the largest deviation counts. A single one depends on luck: AlexNet's is 1e-6, or
-1e-2 once an undecided maximum flips. At narrower precisions enough maxima flip in one step."""
+1e-2 if a maximum flips. At narrower precisions one step flips enough maxima."""
 _DRAWS = 8
-"""Steps with other random numbers: chance may drop the same blocks twice."""
-_AGAIN = 1e-3
+"""Repeated steps in the test for randomness: two may drop the same blocks by chance."""
+_REPEAT_ERROR = 1e-3
 """Largest error between two steps that are equal in exact arithmetic; some modules compute parts in fp32."""
 _CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py", "losses.py")
 
@@ -118,7 +118,7 @@ def _is_same(repeat: Gradients, first: Gradients) -> bool:
     parameters = replace(first, norms=norms, samples={name: first.samples[name] for name in norms})
     error = deviation(corner(repeat.result, first.result.shape), repeat.samples, parameters)
     errors = [error.result, *(error.tensors[name] for name, norm in norms.items() if norm >= large)]
-    return not any(value > _AGAIN for value in errors)
+    return not any(value > _REPEAT_ERROR for value in errors)
 
 
 def take_step(
@@ -135,14 +135,14 @@ def take_step(
     """Take one step of the model in training mode, without dropout, on these items.
 
     `precision` may also be "fp64". A missing `target` is drawn; a smaller batch's is repeated. At fp16 the gradients of
-    activations are scaled like those of a mean loss over `batch` items. `blur` is the version of fp32; 0 is plain. A
-    layer always has the gradients of its input. Without `specs` all inputs are positional. Raises
+    activations are scaled like those of a mean loss over `batch` items. `blur` seeds the noise in fp32; 0 adds none. A
+    single layer's input always gets a gradient. Without `specs` all inputs are positional. Raises
     exporters.source.ModelError and the model's own errors.
     """
-    dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
+    dtype = torch.float64 if precision == "fp64" else torch.float32  # Rounding simulates narrower precisions.
     model, inputs = restore(source, state).to(dtype), typed(arrays, dtype)
     prepare_to_train(model, False, step.of_input, step.frozen)
-    _rounding(model, precision, blur)
+    _add_rounding(model, precision, blur)
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if step.of_input or source.layer is not None:
         floats = {name: x for name, x in zip(input_names(len(inputs)), inputs, strict=True) if x.is_floating_point()}
@@ -191,7 +191,7 @@ def _forward(
     return functional_call(model, parameters, *arguments(specs, inputs))
 
 
-def _rounding(model: nn.Module, precision: str, blur: int) -> None:
+def _add_rounding(model: nn.Module, precision: str, blur: int) -> None:
     """Add hooks that round: at TF32 the operands of convolutions and products, forward and backward; at half precision,
     or to blur, the outputs and incoming gradients of all leaf modules."""
     narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None

@@ -1,4 +1,4 @@
-"""Supply what Python 3.10 lacks. TensorRT 8.5, whose wheel holds its libraries, has no bindings for a later Python."""
+"""Backport StrEnum to Python 3.10, the latest for which TensorRT 8.5 has bindings; its wheel holds its libraries."""
 
 from __future__ import annotations
 

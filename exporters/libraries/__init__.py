@@ -25,14 +25,14 @@ class Library:
     `inputs_PREFIX(name, options)` for a `DeclaredInputs`. Both work offline, and may raise ModelError."""
 
     prefix: str
-    """Name also of the extra of this project that installs it."""
+    """Also the name of this project's extra that installs it."""
     package: str
     """Package whose version is a part of the model's identity."""
     module: str
     folders: bool = False
     """Names may be local folders with a config.json and the model's weights."""
     steps: tuple[str, ...] = ()
-    """Parts of its models that can be measured in place of the whole: a third argument of both functions."""
+    """Parts of its models to measure in place of the whole: a third argument of both functions."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def model_entry(word: str, step: str | None = None) -> dict[str, str]:
         return {"name": f"{name}-{step}" if step else name, "network": word}
     if word.endswith(".onnx"):
         return {"name": Path(word).stem.replace(",", "-"), "onnx": word}
-    if ":" in word:  # With the module's name, since files may have functions of one name.
+    if ":" in word:  # Two files may have a function of the same name.
         module, _, function = word.rpartition(":")
         return {"name": f"{module.rpartition('.')[2]}.{function}", "factory": word}
     return {"name": word}

@@ -1,6 +1,6 @@
 """Build transformers' models from a class with random weights or a local folder with weights; download nothing.
 
-A step of a model is the prompt, or a further token with the cache of the earlier ones. The cache is plain tensors with
+A step is the prompt, one more token with the cache of the earlier ones, or the encoder. The cache is plain tensors with
 the names of optimum's exports: past_key_values.0.key goes in, present.0.key comes out; with an encoder
 past_key_values.0.decoder.key and past_key_values.0.encoder.key go in
 (https://github.com/huggingface/optimum-onnx, optimum/exporters/onnx/base.py).
@@ -38,7 +38,7 @@ Part = Mapping[str, Any]
 """A layer's "key" and "value", [batch, heads, length, width]; with an encoder a Part for "decoder", the layer's own
 tokens, and one for "encoder"."""
 _PROMPT, _STATES = 2, 3
-"""Lengths of a prompt and of the encoder's states; they differ, so that they tell cached tensors apart."""
+"""Lengths of a fake run's prompt and encoder states; they differ, so that a cached tensor's length tells its origin."""
 _CACHE_INPUTS: dict[tuple[Any, str], tuple[TensorSpec, ...]] = {}
 """Inputs of `cached_inputs` by model class and configuration."""
 
@@ -66,7 +66,7 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> DeclaredInputs:
-    """Return the inputs of `forward` or of a step, which has no mask, since all items of a batch are equally long."""
+    """Return the inputs of `forward` or a step; prefill and decode need no mask, since items are equally long."""
     config, cls = _config(name, options)
     owner = cls or transformers.AutoModel._model_mapping[type(config)]
     if isinstance(owner, tuple):
@@ -121,8 +121,8 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int
     }
     declared = {
         key: TensorSpec(key, shape, **{"dtype": "float32", "place": key, **fields})
-        for key, (has, shape, fields) in rows.items()
-        if has
+        for key, (is_input, shape, fields) in rows.items()
+        if is_input
     }
     return declared, sizes
 
