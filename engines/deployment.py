@@ -68,7 +68,7 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
 
 def _forget_code(model: Any) -> None:
     """Remove the paths, lines and names of the traced code, which the exporter stores."""
-    for graph in (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer)):
+    for graph in every_graph(model.graph, *model.functions):
         for part in (graph, *graph.node, *graph.value_info, *getattr(graph, "initializer", ())):
             del part.metadata_props[:]
 

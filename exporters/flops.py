@@ -200,7 +200,7 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
 
 def computes(node: NodeProto) -> bool:
     """Return True if the node, or a node in its branches or loops, may multiply matrices."""
-    inner = (child for outer in graphs_of(node) for graph in every_graph(outer) for child in graph.node)
+    inner = (child for graph in every_graph(*graphs_of(node)) for child in graph.node)
     return any(n.domain not in _DOMAINS or _COMPUTES.search(n.op_type) for n in (node, *inner))
 
 

@@ -98,9 +98,9 @@ def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
     return (0, 256) if name in images else (0, 100)
 
 
-def every_graph(graph: Any) -> Iterator[Any]:
-    """Yield a GraphProto or FunctionProto, and the graphs inside its nodes."""
-    waiting = [graph]
+def every_graph(*graphs: Any) -> Iterator[Any]:
+    """Yield each GraphProto or FunctionProto, and the graphs inside its nodes."""
+    waiting = list(reversed(graphs))
     while waiting:
         yield (current := waiting.pop())
         waiting += (inner for node in current.node for inner in graphs_of(node))
@@ -116,7 +116,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[Any]:
     from onnx.external_data_helper import _get_all_tensors
 
     yield from _get_all_tensors(model)
-    for graph in (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer)):
+    for graph in every_graph(model.graph, *model.functions):
         attributes = (attribute.sparse_tensor for node in graph.node for attribute in node.attribute)
         for sparse in (*getattr(graph, "sparse_initializer", ()), *attributes):
             yield from (sparse.values, sparse.indices)
@@ -228,7 +228,7 @@ def _types_of(path: Path, changed: int) -> frozenset[str]:
     model = read_onnx(path)
     # PyTorch's exporter leaves single doubles.
     inner = {t.data_type for t in _tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
-    nodes = [node for outer in (model.graph, *model.functions) for g in every_graph(outer) for node in g.node]
+    nodes = [node for graph in every_graph(model.graph, *model.functions) for node in graph.node]
     casts = {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
     ends = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     types = ends | inner | (casts - {TensorProto.DOUBLE})
