@@ -147,7 +147,7 @@ def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
 
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a state dict into the model. Raises ModelError, which names misfits."""
+    """Copy a state dict into the model. Raises ModelError with the misfits."""
     expected = model.state_dict()
     for key in (key for key in expected if key in state):
         if (dtype := state[key].dtype).is_floating_point != expected[key].dtype.is_floating_point:
@@ -180,7 +180,7 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
 
 
 def hold(source: ModelSource, state_path: Path) -> None:
-    """Restore a model ahead of `restore`'s first call in every process forked from this one."""
+    """Restore a model now for `restore`'s first call in every process forked from this one."""
     start = time.perf_counter()
     model = restore(source, state_path)
     _HELD[state_path] = model, time.perf_counter() - start

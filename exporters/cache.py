@@ -27,7 +27,7 @@ _MIB = 2**20
 _HASHED_BYTES = 2**25
 """Largest file to hash at every look-up: it takes 0.05 s; VGG-16's weights would take 0.9 s."""
 _COMPARED = ("reference", "gradients")
-"""Kinds to hash at any size: a changed file would make every right figure look wrong."""
+"""Kinds to hash at any size: a damaged reference would make right outputs look wrong."""
 
 
 def default_root() -> Path:
@@ -98,7 +98,7 @@ def check_room(path: Path, size: float) -> None:
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 
-    A key, of `exporters.source.digest`, must change whenever the content would. A read-only cache serves its entries.
+    A key (see `exporters.source.digest`) must change whenever the content would. A read-only cache serves its entries.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -123,7 +123,7 @@ class Cache:
         folder = self.root / kind
         path = folder / (key + suffix)
         manifest = path.with_name(path.name + ".json")
-        if not again and _is_intact(manifest):  # Without a lock, which a read-only cache cannot have.
+        if not again and _is_intact(manifest):  # No lock, since a read-only cache cannot have one.
             return path, True
         with contextlib.ExitStack() as locks:
             with _writing(path):
@@ -140,12 +140,12 @@ class Cache:
             except Exception:
                 if folder.is_dir():
                     raise
-                folder.mkdir(parents=True)  # Removed meanwhile.
+                folder.mkdir(parents=True)  # Someone removed it meanwhile.
                 replace_files(path, manifest, produce)
         return path, False
 
     def has(self, path: Path) -> bool:
-        """Return True if an entry's file is as produced; files outside the cache always are."""
+        """Return True if an entry is intact; files outside the cache always count as intact."""
         return not path.is_relative_to(self.root) or _is_intact(path.with_name(f"{path.name}.json"))
 
 
@@ -163,7 +163,7 @@ class Entry:
         try:
             with FileLock(f"{self.path}.lock", timeout=0):
                 names = json.loads(manifest.read_text())
-                # First: an incomplete entry has no manifest.
+                # The manifest first: an entry without it is incomplete.
                 manifest.unlink()
                 for name in names:
                     self.path.with_name(name).unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def entries(root: Path) -> list[Entry]:
     complete = []
     for manifest in root.glob("*/*.json"):
         path = manifest.with_suffix("")
-        if path.exists():  # Otherwise it is an entry that is itself JSON.
+        if path.exists():  # Else the file is no manifest, but an entry in JSON.
             with contextlib.suppress(OSError, ValueError, TypeError):
                 size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
                 complete.append(Entry(path, size, manifest.stat().st_mtime))
@@ -185,7 +185,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def trim(root: Path, limit: int, spared_seconds: float = 86_400.0) -> list[Entry]:
-    """Remove the least recently used entries down to `limit` bytes, but none that a run may use now; return them."""
+    """Remove and return the least recently used entries beyond `limit` bytes, except those that a run may use now."""
     total, removed, latest = 0, [], time.time() - spared_seconds
     for entry in entries(root):
         total += entry.size
@@ -196,7 +196,7 @@ def trim(root: Path, limit: int, spared_seconds: float = 86_400.0) -> list[Entry
 
 
 def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object]) -> None:
-    """Have `produce` write the entry's files, then put them and their manifest into place."""
+    """Produce the entry's files, then move them and their manifest into place."""
     # A fixed name on the target's file system, so that the next run clears a killed one's files.
     scratch = path.with_name(f".{path.name}.tmp")
     with _writing(path):
@@ -219,7 +219,7 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object])
             manifest.unlink(missing_ok=True)
             for file in files:
                 os.replace(file, path.with_name(file.name))
-            # Last, so that an entry with a manifest is complete.
+            # The manifest last: an entry with it is complete.
             os.replace(scratch / manifest.name, manifest)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -235,7 +235,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _no_room(folder: Path) -> str | None:
-    """Return why the folder's disk is full, since libraries do not always say so."""
+    """Return why the folder takes no file, or None: libraries do not always say that the disk is full."""
     try:
         (folder / "probe").write_bytes(bytes(_MIB))
     except OSError as full:
@@ -263,6 +263,6 @@ def _is_intact(manifest: Path) -> bool:
                 return False
     except (OSError, ValueError, TypeError, AttributeError):
         return False
-    with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
+    with contextlib.suppress(OSError):  # The cache may be read-only.
         manifest.touch()
     return bool(record)

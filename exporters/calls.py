@@ -135,7 +135,7 @@ def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
     name, tensor = list(outputs.items())[chosen(requested, outputs)[0]]
     if not tensor.is_floating_point():
         floats = [key for key, value in outputs.items() if value.is_floating_point()]
-        mend = f"write `outputs: [{floats[0]}]`" if floats else "no output is of floats"
+        mend = f"write `outputs: [{floats[0]}]`" if floats else "no output holds floats"
         raise ModelError(f"training starts from output {name!r}, which is {tensor.dtype}: {mend}")
     return tensor
 

@@ -19,7 +19,7 @@ Repeats = Annotated[float, Interval(ge=0, le=1000)]
 Price = Annotated[float, Interval(gt=0, le=1e6)]
 """USD an hour."""
 CLASSES = 1000
-"""ImageNet's, of every canonical network."""
+"""ImageNet's classes: every canonical network has them as outputs."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ PREACTIVATION = "Identity Mappings in Deep Residual Networks. He et al. ECCV 201
 
 IMAGE = (3, 224, 224)
 
-# Second sources of the counts: OverFeat's Table 4, GoogLeNet's section 5, torchvision's documentation of its weights;
-# counted by hand in tests/exporters/test_catalog.py: googlenet-torch and ResNet-200, from their Lua sources.
+# OverFeat's Table 4, GoogLeNet's section 5 and torchvision's documentation of its weights have the same counts;
+# tests/exporters/test_catalog.py counts googlenet-torch and ResNet-200 by hand, from their Lua sources.
 ARCHITECTURES = (
     Architecture("alexnet", "plain", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
     Architecture("alexnet-owt", "plain", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK),

@@ -22,7 +22,7 @@ NOTABLE = 0.01
 
 
 def is_exact(reference: Array) -> bool:
-    """Return True for names, such as token ids, since a close one is wrong, too; 8-bit integers are quantities."""
+    """Return True for outputs that must be equal, such as token ids and bools; 8-bit integers are quantities."""
     return reference.dtype.kind in "biu" and (reference.dtype.kind == "b" or reference.dtype.itemsize > 1)
 
 
@@ -169,7 +169,7 @@ def positions(size: int) -> NDArray[np.int64]:
 
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
-    """Compare a step with the reference; missing gradients count as zeros, full norms weight sampled errors."""
+    """Compare a step with the reference; a missing gradient is zeros, and full norms weight the sampled errors."""
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }

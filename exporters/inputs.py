@@ -80,8 +80,8 @@ def _declared(source: ModelSource) -> DeclaredInputs:
         return _of_examples(source)
     network = network_of(source)
     item = source.layer.input_shape if source.layer else network.input_shape if network else source.input_shape
-    assert item is not None, "another factory is asked"
-    # A plain network's classifier takes features of one size; other classifiers take averages.
+    assert item is not None, "a factory without a shape is asked"
+    # A plain network's classifier needs one image size; others average over positions.
     is_fixed = source.layer is not None or (network is not None and network.family == "plain")
     names = SPACE[-(len(item) - 1) :] if len(item) in (3, 4) and not is_fixed else ()
     fixed = len(item) - len(names)
@@ -124,7 +124,7 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
     try:
         array = np.load(path)
         items = tuple(size for axis, size in enumerate(array.shape) if axis != spec.batch_axis)
-    except Exception as error:  # Whatever the file holds.
+    except Exception as error:  # The file may hold anything.
         raise source.error(f"input {spec.name!r}: {path} holds no array ({error}); save it by numpy.save") from None
     if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
         raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
@@ -139,22 +139,22 @@ def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
 
 def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> None:
     """Raise ModelError for integer inputs of an ONNX file without values in the job."""
-    is_open = [s for s in specs if s.dtype.startswith(("int", "uint")) and s.name not in source.inputs]
-    if not is_open:
+    open_specs = [s for s in specs if s.dtype.startswith(("int", "uint")) and s.name not in source.inputs]
+    if not open_specs:
         return
     assert source.onnx is not None, "only a file leaves values open"
     graph = read_onnx(source.onnx).graph
-    ranges = {spec.name: usual_range(graph, spec.name) for spec in is_open}
-    named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in is_open)
-    written = ", ".join(f"{_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
+    ranges = {spec.name: usual_range(graph, spec.name) for spec in open_specs}
+    named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in open_specs)
+    yaml = ", ".join(f"{_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
     raise source.error(
         f"no range of values for {'input' if len(ranges) == 1 else 'inputs'} {named}: give "
-        f"{_value_options(ranges)} (the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{written}}}`"
+        f"{_value_options(ranges)} (the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{yaml}}}`"
     )
 
 
 def open_options(source: ModelSource) -> str:
-    """Return usual sizes and values for an ONNX file's open inputs, as options of the command line."""
+    """Return command-line options with usual sizes and values for an ONNX file's open inputs."""
     assert source.onnx is not None, "only a file leaves sizes open"
     graph = read_onnx(source.onnx).graph
     inputs = graph_inputs(graph)
@@ -199,7 +199,7 @@ def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tup
 
 
 def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int, start: int = 0) -> list[Any]:
-    """Return views of each input's first items from `start` on; inputs without a batch dimension stay whole."""
+    """Return views of `items` items of each input from `start` on; inputs without a batch dimension stay whole."""
     axes = [spec.batch_axis for spec in specs] or [0] * len(values)
     part = slice(start, start + items)
     return [v if axis is None else v[(slice(None),) * axis + (part,)] for axis, v in zip(axes, values, strict=True)]
@@ -290,7 +290,7 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
     if spec.data:
         array = _values(spec.data)
         values = array[item % len(array)] if array.ndim > len(shape) else array
-        for axis, size in enumerate(shape):  # At other sizes of named axes the values repeat, or end earlier.
+        for axis, size in enumerate(shape):  # At other sizes of a named axis repeat or cut the values.
             values = values if values.shape[axis] == size else values.take(np.arange(size) % values.shape[axis], axis)
         return np.array(values, dtype)
     if spec.is_mask:
@@ -308,7 +308,7 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
 
 
 def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.bool_]:
-    """Return True for the tokens of an output [items, tokens, ...] that all masks leave out."""
+    """Return True for the tokens of an output [items, tokens, ...] that every mask excludes."""
     masks = [
         np.stack([seeded_item(spec, shape[1:2], index, item) == 0 for item in range(shape[0])])
         for index, spec in enumerate(specs)
@@ -363,7 +363,9 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     assigned: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [
         TensorSpec(
-            *(name, tuple(assigned.get(size, size) for size in sizes), dtype),
+            name,
+            tuple(assigned.get(size, size) for size in sizes),
+            dtype,
             fixed_axis=axes.get(name, 0),
             named=_named(source, sizes),
         )

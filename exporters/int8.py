@@ -36,7 +36,7 @@ _OPTIONS = {
     "DedicatedQDQPair": True,
 }
 _NO_ADJUSTMENT = {"QDQDisableWeightAdjustForInt32Bias": True}
-"""The quantizer (1.31) scales weights by biases, and expects one value a channel."""
+"""Option for other biases: the quantizer (1.31) adjusts weights to biases, and expects one value a channel."""
 _MEND = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
 _OPERANDS = (*WEIGHTED, "Add")
 
@@ -97,7 +97,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
 def _cached(
     source: ModelSource, cache: Cache, parts: list[Any], way: str, write: Callable[[Path, Path], None]
 ) -> Export:
-    """Have `write` make a graph of the fp32 one, once for all runs; `parts` and its code identify the graph."""
+    """Cache the graph that `write` makes of the fp32 one; `parts` and this code identify it."""
     import onnxruntime
 
     def produce(path: Path) -> None:
@@ -125,10 +125,11 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
             weights = {tensor.name for tensor in model.graph.initializer}
             infos = [value for value in model.graph.value_info if value.name not in weights]
             del model.graph.value_info[:]
-            model.graph.value_info.extend(infos)  # The quantizer transposes a Gemm's weights, and not their shapes.
+            model.graph.value_info.extend(infos)  # The quantizer transposes a Gemm's weights, but not their shapes.
             onnx.save(model, simplified)
             quantize_products(
-                *(simplified, path),
+                simplified,
+                path,
                 op_types_to_quantize=["MatMul", "Gemm"],
                 per_channel=True,
                 weight_type=QuantType.QInt8,
@@ -157,7 +158,7 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
         raise ModelError(
             f"calibration {folder}: its files hold one input, the model has {names}; give `data`, or examples"
         )
-    files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
+    files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # Opening a pipe would wait for its writer.
     if not files:
         raise ModelError(f"calibration {folder}: no .npy file there; save inputs of the model by numpy.save")
     for file in files:
@@ -203,7 +204,8 @@ def write_quantized(
     with _simplified(source, fp32, path) as (simplified, external):
         residual, others = residuals(simplified) if placement.operands_only else ({}, [])
         quantize_static(
-            *(simplified, path),
+            simplified,
+            path,
             SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(placement.operators),
@@ -252,8 +254,8 @@ def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[P
 def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
     """Map each Add that can be a product's epilogue to its other input, by name; and name the other Adds.
 
-    Of two products the deeper one has the epilogue: a projection of the shortcut comes earlier. Unnamed nodes in the
-    file get a name.
+    If an Add joins two products, the deeper one has the epilogue: a projection of the shortcut comes earlier. Unnamed
+    nodes in the file get a name.
     """
     import onnx
 

@@ -119,7 +119,10 @@ class Objective:
 
 
 def user_loss(word: str, names: Sequence[str]) -> Loss:
-    """Import a loss of the result and of the inputs that its parameters name, else the first. Raises ModelError."""
+    """Import a loss, a function of the result and of the inputs that its parameters name. Raises ModelError.
+
+    If the names do not match, it takes the first inputs.
+    """
     module, _, name = word.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)

@@ -35,7 +35,7 @@ def _mode(path: Path) -> int:
 def read_bytes(path: Path, limit: int = 2**28) -> bytes:
     """Read a regular file of up to `limit` bytes. Raises ConfigError for anything else."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # A pipe must not be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # Never wait for a pipe.
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

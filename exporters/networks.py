@@ -17,7 +17,7 @@ from exporters.catalog import CLASSES
 
 @dataclass(frozen=True)
 class Network:
-    """Sizes of the convolutions, one behind another, and places among them."""
+    """Sizes of consecutive convolutions, and the positions of other layers among them."""
 
     channels: tuple[int, ...]
     paddings: tuple[int, ...]
@@ -133,7 +133,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Differences between networks whose layers have the same order."""
+    """Settings of an Inception-V1 network: the order of layers is fixed."""
 
     modules: Mapping[str, tuple[int, ...]]
     lrn: tuple[int, float, float, float]

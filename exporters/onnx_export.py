@@ -101,8 +101,8 @@ def write_onnx(
     from exporters.calls import Flattened, cast, typed
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    only = batch or fixed_batch(specs)  # Else two items, since torch.export specializes dimensions of size 1.
-    example = typed(seeded_inputs(specs, only or 2), dtype)
+    one_size = batch or fixed_batch(specs)  # Else two items, since torch.export specializes dimensions of size 1.
+    example = typed(seeded_inputs(specs, one_size or 2), dtype)
     shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in cast(model, dtype).state_dict().values())
     check_room(path, size)
     flat = Flattened(model, specs)
@@ -130,7 +130,7 @@ def write_onnx(
         if batch is None:
             check_free(specs, path)
     named = dict.fromkeys(f"{axis.name} {axis.smallest} to {axis.largest}" for spec in specs for axis in spec.named)
-    return f"torch.export, batch {only} only" if only else f"torch.export, {', '.join(['any batch', *named])}"
+    return f"torch.export, batch {one_size} only" if one_size else f"torch.export, {', '.join(['any batch', *named])}"
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
@@ -168,7 +168,7 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Give a graph's outputs the model's names. Inner values of that name are renamed, inputs and weights are not."""
+    """Give a graph's outputs the model's names; rename inner values of that name, but no inputs or weights."""
     for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in names):
         value.name += ".inner"
     used = {value.name for value in graph.inputs} | set(graph.initializers)
@@ -238,7 +238,7 @@ def _write_fp16(graph: Path, path: Path) -> str:
     import onnx_ir as ir
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
-    is_large = bool(external_tensors(graph))  # Refuses data elsewhere on the disk, which would be copied.
+    is_large = bool(external_tensors(graph))  # Refuses data outside the folder, which would be copied.
     # Infer shapes without external data, since models in memory are limited to 2 GiB by protobuf.
     model = onnx.shape_inference.infer_shapes(read_onnx(graph))
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)

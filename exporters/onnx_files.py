@@ -23,9 +23,9 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_IR = re.compile(r"max supported IR version: (\d+)")
 _MOST_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _EVERYWHERE_IR = 10
-"""IR version of all opsets before 24 that every current runtime takes."""
+"""IR version that every current runtime takes, for opsets before 24."""
 _KEEPS_INDICES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Where", "Add", "Mul")
-"""Operators between an input and its table; Keras counts negative indices from the end by the last three."""
+"""Operators that may lie between an input and its table; Keras wraps negative indices by the last three."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 
 
@@ -58,7 +58,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the graph's real inputs: files of IR version 3 list initializers among them."""
+    """Return the graph's inputs without initializers, which files of IR version 3 list among them."""
     initializers = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in initializers]
 
@@ -152,7 +152,7 @@ def graph_files(path: Path) -> dict[str, Path]:
 
 
 def check_onnx(path: Path) -> None:
-    """Raise ModelError for a file that no runtime could load: missing, truncated or foreign, itself or its data."""
+    """Raise ModelError if the file or its external data is missing, truncated or foreign."""
     import onnx
     from onnx.external_data_helper import uses_external_data
 
@@ -168,7 +168,7 @@ def check_onnx(path: Path) -> None:
     model = read_onnx(path)
     if model.ir_version > onnx.IR_VERSION:
         raise ModelError(_lower_ir(path, model.ir_version, f"onnx {onnx.__version__}", onnx.IR_VERSION, _EVERYWHERE_IR))
-    for tensor in filter(uses_external_data, _tensors(model)):  # onnx refuses linked data, which are checked above.
+    for tensor in filter(uses_external_data, _tensors(model)):  # onnx refuses links to data, which is checked above.
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
         tensor.dims[:] = [0]
@@ -211,7 +211,7 @@ def is_float32(path: Path) -> bool:
     """Return True if all floats of a file are float32 and nothing is quantized; False for an unreadable file."""
     try:
         types = types_of(path)
-    except Exception:  # Whoever prepares the model says why.
+    except Exception:  # Preparing the model reports the error.
         return False
     return "float" in types and types <= {"float", "int64", "int32", "uint8", "bool", "string", "undefined"}
 

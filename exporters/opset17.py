@@ -1,6 +1,7 @@
 """Rewrite a graph, operator by operator, for a parser of 2022, which knows opset 17.
 
-PyTorch's exporter leaves operators of opset 18 if its converter gives up (torch 2.13); onnx's refuses a whole graph.
+PyTorch's exporter leaves operators of opset 18 if its converter gives up (torch 2.13); onnx's converter refuses the
+whole graph.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _REDUCES = [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max
 
 
 def lowered(path: Path, knows: Callable[[str], bool]) -> onnx.ModelProto:
-    """Return the file's graph in operators of opset 17, its data in other files left there.
+    """Return the file's graph in operators of opset 17; external data stays in its files.
 
     An operator that the parser does not know, such as LayerNormalization, is replaced by its parts in ONNX's
     definition; one without parts stays, for the parser to refuse. Raises ModelError for computed axes.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 KEEPS_DOUBLES = "_keeps_doubles"
-"""Attribute of a module with doubles whose example inputs are floats: it converts them itself."""
+"""Attribute of a module without double example inputs: its own doubles stay, since it converts to them itself."""
 
 
 def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
@@ -64,7 +64,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
 }
 UNDONE: dict[str, str] = {}
-"""Settings that models' code changed on import or in a factory, with the undone values."""
+"""Settings that a model's code changed on import or in a factory, and the values that were undone."""
 
 
 def read() -> dict[str, Any]:
@@ -78,7 +78,7 @@ def changes(before: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def put_back(before: Mapping[str, Any]) -> None:
-    """Restore the changed settings, and note them."""
+    """Restore the changed settings, and note them in UNDONE."""
     for name, (_, now) in changes(before).items():
         with contextlib.suppress(OSError):  # A process may not take back its lower priority.
             _SETTINGS[name][1](before[name])

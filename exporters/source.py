@@ -18,7 +18,7 @@ WEIGHTS = (".pt", ".pth", ".safetensors")
 """Suffixes of PyTorch's files of weights."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]
 COMPUTED = ("files", "graphs", "weights", "state", "options", "step", "inputs")
-"""Beginnings of an identity's changes after which the network computes something else."""
+"""Prefixes of `Identity.changes` after which the network computes something else."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ModelSource:
     name: str
     factory: str | None = None
     library: str | None = None
-    """Row of exporters/libraries, where `factory` is a library's model such as "hf:BertModel"."""
+    """Key of LIBRARIES in exporters/libraries, if `factory` is a library's model such as "hf:BertModel"."""
     step: str | None = None
     """Part of a library's model to measure in place of the whole, such as "decode"."""
     onnx: Path | None = None

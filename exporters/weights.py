@@ -55,7 +55,7 @@ def identify(source: ModelSource) -> Identity:
 
 def static_parts(source: ModelSource) -> dict[str, Any]:
     """Return the parts of the identity that do not need the model itself."""
-    # Texts, since JSON has neither sets nor numbers as keys; pprint orders sets only in values wider than a line.
+    # Texts, since JSON has neither sets nor numbers as keys; pprint sorts a set only if it is wider than a line.
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
     parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
     if source.graphs:
@@ -94,7 +94,7 @@ def _files_of(path: Path) -> list[str]:
 
 
 def _library_parts(source: ModelSource) -> list[str]:
-    """Return what identifies a library's model without making it: versions, and hashes of code and files."""
+    """Identify a library's model without making it, by versions and by hashes of code and files."""
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
     files = [_file(library.module), *(files_of(folder) if folder else [])]
@@ -122,7 +122,7 @@ def _state_digest(model: nn.Module) -> str:
 
 
 def code(modules: Iterable[str]) -> dict[str, str]:
-    """Hash the files of these modules and of their imports, by module, without libraries and computed names."""
+    """Hash the files of these modules and their imports, by module; skip libraries and imports by computed names."""
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
     while waiting:
@@ -164,7 +164,7 @@ def _imports(path: Path, module: str) -> Iterator[str]:
 
 
 def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Return `produce` followed by a check of the model's files, since people edit them meanwhile."""
+    """Follow `produce` by a check of the model's files, since people edit them meanwhile."""
 
     def produce_and_check(path: Path) -> None:
         produce(path)
