@@ -82,7 +82,7 @@ class Memory:
 
 @dataclass(kw_only=True)
 class Building:
-    """An engine's build: its seconds, and True if the engine now came from the cache."""
+    """An engine's build: its seconds, now or when the cached engine was built."""
 
     seconds: float
     cached: bool
@@ -98,7 +98,7 @@ class BuiltAhead:
 
 @dataclass(kw_only=True)
 class Proof:
-    """Record of a run; None if the engine cannot say. `details` are stored and never judged."""
+    """Evidence of what ran; a field is None if the engine cannot say. `details` are stored and never judged."""
 
     library: str | None = None
     device: str | None = None
@@ -178,7 +178,7 @@ class Job(Generic[OptionsT]):
     device: Device
     options: OptionsT
     inputs: tuple[Array, ...]
-    """Host arrays of one batch in the order of `specs`, else positional; the engine casts their float32."""
+    """Host arrays of one batch in the order of `specs`, else positional; the engine casts float32 ones."""
     state: Path | None = None
     """File of the fp32 state dict, if the engine needs it."""
     onnx: Path | None = None
@@ -261,7 +261,7 @@ class Feedable(Session, Protocol):
     """A session that can take other inputs of the same shapes."""
 
     def feed(self, inputs: Sequence[Array]) -> None:
-        """Copy `inputs`, as in its job, to where every further `run` reads them, a recorded one too."""
+        """Copy `inputs`, in the order of `Job.inputs`, to where later runs read them, recorded ones too."""
 
 
 @runtime_checkable

@@ -100,7 +100,7 @@ class Engine:
     """Caches compiled code by content, so several cases can compile in parallel before they run."""
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ANY_ORT})
-    """Quantizer of its modules, by precision; ONNX Runtime always quantizes graphs."""
+    """Package that quantizes its modules, by precision; ONNX Runtime quantizes all graphs."""
     int8_graph: Literal["int8", "int8-operands", "int8-dynamic"] = "int8"
     """Graph of exporters/int8.py that it runs at int8."""
     switches: tuple[str, ...] = ("tf32",)

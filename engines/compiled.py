@@ -21,8 +21,8 @@ from exporters.errors import place_in
 
 _RUNS_UNTIL_REPLAY = 3
 """Compile, record, replay: torch's CUDA-graph trees need a call for each."""
-_KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
-"""Words of an error of torch's graph trees (torch 2.11)."""
+_OVERWRITTEN = "tensor output of CUDAGraphs that has been overwritten"
+"""Part of the error of torch's graph trees (torch 2.11)."""
 _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 
@@ -70,7 +70,7 @@ class CompiledSession(EagerSession):
         )
 
     def layers(self) -> list[Layer]:
-        """List kernels in running order, those in replayed graphs too; none on the CPU."""
+        """List kernels in running order, including those in replayed graphs; none on the CPU."""
         if self.job.device == "cpu":
             return []
         iterations = record(lambda: self.run(ignore), "cuda").iterations
@@ -111,7 +111,7 @@ class CompiledSession(EagerSession):
             for _ in range(_RUNS_UNTIL_REPLAY):
                 self.run(ignore)
         except RuntimeError as error:
-            if _KEPT_RESULT not in str(error):
+            if _OVERWRITTEN not in str(error):
                 raise
             return True
         return False
@@ -123,7 +123,7 @@ class CompiledSession(EagerSession):
         self.result = None
         self.inputs.clear()
         del self.model, self.call
-        torch.cuda.empty_cache()  # Else the first try's would count as this one's slack.
+        torch.cuda.empty_cache()  # Else the first try's memory would count as slack.
         self._open()
         self._infer(ignore)
         self._compile()
@@ -133,14 +133,14 @@ open_session = CompiledSession
 
 
 def _forget_compiled() -> None:
-    """Drop this process's compiled code: torch stops compiling a function after eight times."""
+    """Drop this process's compiled code: torch compiles a function at most eight times."""
     torch._dynamo.reset()
     counters.clear()
     clear_compilation_metrics()
 
 
 def _graph_breaks() -> tuple[str, ...]:
-    """List why torch.compile left the graph; its counters know no branch on a value (torch 2.13)."""
+    """List why torch.compile left the graph; its counters omit branches on a value (torch 2.13)."""
     words = {"generic_jump TensorVariable()": "a branch on a computed value"}
     reasons = [(graph_break.reason.partition("\n")[0], graph_break.user_stack) for graph_break in graph_break_reasons]
     return tuple(dict.fromkeys(f"{words.get(reason, reason)}{place_in(stack)}" for reason, stack in reasons))

@@ -40,7 +40,7 @@ def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Mapping[str
     """Save a few items' inputs as inputs.npz, and their outputs as expected.npz, with NaN for unknown values."""
     items = min([batch, _ITEMS, *map(len, expected.values())])
     drawn = first_items(specs, seeded_inputs(specs, batch), items)
-    arrays = (array.astype("float32") if array.dtype.kind == "V" else array for array in drawn)  # bfloat16's
+    arrays = (array.astype("float32") if array.dtype.kind == "V" else array for array in drawn)  # bfloat16
     np.savez(folder / "inputs.npz", **dict(zip((spec.name for spec in specs), arrays, strict=True)))
     if expected:
         few: dict[str, Any] = {place: array[:items] for place, array in expected.items()}

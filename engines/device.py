@@ -79,7 +79,7 @@ def new_stream(by_pycuda: bool = False) -> torch.cuda.Stream:
     with _primary_context(driver):
         pycuda_stream = driver.Stream()
     stream = torch.cuda.ExternalStream(pycuda_stream.handle)
-    _STREAMS.append(pycuda_stream)  # torch does not hold it.
+    _STREAMS.append(pycuda_stream)  # torch holds no reference to it.
     return stream
 
 
@@ -141,7 +141,7 @@ class Allocator:
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype, on_host: bool = False) -> Buffer:
         """Return a contiguous tensor of unknown values with its twin; `on_host` leaves the tensor there, too."""
         size = math.prod(shape) * dtype.itemsize
-        # An empty tensor needs an address, too.
+        # At least a byte: an empty tensor needs an address, too.
         twin = self._pinned(max(size, 1))
         memory = twin if on_host else self.block(max(size, 1))
         return Buffer(*(block[:size].view(dtype).view(shape) for block in (memory, twin)))

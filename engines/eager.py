@@ -178,7 +178,7 @@ class EagerSession:
                 items = self.job.batch_size if self.quantized or has_run else _PROOF_ITEMS
                 try:
                     self._run_plainly(items)
-                except Exception:  # It runs at its own batch alone.
+                except Exception:  # It may run only at its own batch.
                     operators.clear()
                     types.clear()
                     self._run_plainly(self.job.batch_size)
@@ -248,7 +248,7 @@ class EagerSession:
                 self.result = self.call(*positional, **keywords)
                 if self.is_lazy is not False:
                     self._read()
-        except RuntimeError as error:  # A module that computes gradients inside, such as forces.
+        except RuntimeError as error:  # The module computes gradients inside, such as forces.
             if self.guard not in _NEXT or not _OF_GRADIENTS.search(str(error)):
                 raise
             self.guard = _NEXT[self.guard]
@@ -288,7 +288,7 @@ class EagerSession:
             order = self.formats.get(thing.dim(), torch.contiguous_format)
             return thing.to(self.job.device, dtype, memory_format=order)
         module: nn.Module = cast(thing.to(self.job.device), self.dtype)
-        for tensor in (*module.parameters(), *module.buffers()):  # Module.to takes one order, for images alone.
+        for tensor in (*module.parameters(), *module.buffers()):  # Module.to takes one memory format, for images alone.
             if tensor.dim() in self.formats and tensor.layout == torch.strided:
                 tensor.data = tensor.data.contiguous(memory_format=self.formats[tensor.dim()])
         return module
@@ -314,8 +314,8 @@ def _name(dtype: torch.dtype) -> str:
 def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[], object]) -> dict[str, Any]:
     """Quantize the linear layers of `model` in place by torchao; return their number and the method for the proof.
 
-    Weights have a scale a row, activations a scale a token and call; products are computed in 8 bits. `infer` runs the
-    model once. Raises Unsupported if no layer can be quantized.
+    Each row of weights has a scale, and at every call each token of activations; products are computed in 8 bits.
+    `infer` runs the model once. Raises Unsupported if no layer can be quantized.
     """
     import torchao
     from torchao.quantization import quantize_
@@ -325,7 +325,7 @@ def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[
     config = _config(precision, device)
     quantize_(model, config, lambda part, name: part in chosen and not is_traceable_wrapper_subclass(part.weight))
     torch.backends.mha.set_fastpath_enabled(False)  # torch's fused transformer layer reads plain weights.
-    if device == "cuda":  # Memory used for quantizing does not count.
+    if device == "cuda":  # Do not count the memory of quantizing.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     quantized = sum(is_traceable_wrapper_subclass(part.weight) for part in layers)
@@ -375,7 +375,7 @@ def _config(precision: str, device: Device) -> Any:
 
 
 def _is_linear(part: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return True for linear layers but nn.MultiheadAttention's projection, which only lends its weights."""
+    """Return True for linear layers except nn.MultiheadAttention's projection, which only lends its weights."""
     return isinstance(part, nn.Linear) and not isinstance(part, NonDynamicallyQuantizableLinear)
 
 

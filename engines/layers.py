@@ -249,7 +249,7 @@ def record(run: Callable[[], object], device: str) -> Trace:
 def parse(written: dict[str, Any]) -> Trace:
     """Read a trace in Chrome's format, as Kineto writes it, by iteration."""
     events = [event for event in written["traceEvents"] if event.get("ph") == "X"]
-    events.sort(key=lambda event: (float(event["ts"]), -float(event["dur"])))  # Enclosing events come first.
+    events.sort(key=lambda event: (float(event["ts"]), -float(event["dur"])))  # Enclosing events first.
     marks = {
         name: [_interval(e) for e in events if (e.get("cat"), e["name"]) == ("user_annotation", name)]
         for name in (_ITERATION, _CALL)
@@ -299,7 +299,7 @@ class Operator:
 
     kind: str
     path: str | None
-    """The module whose forward called it, or its forward operator; None outside of modules, such as a loss."""
+    """The module whose forward called it, or called its forward operator; None outside of modules, as in a loss."""
     call: int
     """Number of the module's earlier calls in the iteration."""
     is_backward: bool
@@ -318,7 +318,7 @@ def profile_module(
 
 @contextmanager
 def _announced(model: torch.nn.Module) -> Iterator[None]:
-    """Annotate the trace with the name of every module whose forward runs."""
+    """Annotate the trace with each module's name while its forward runs."""
     names = {module: name for name, module in model.named_modules()}
     running: list[Any] = []
 
@@ -338,7 +338,7 @@ def _announced(model: torch.nn.Module) -> Iterator[None]:
 
 
 def iteration_layers(iteration: Iteration, device: str, origins: Sequence[Origin]) -> list[Layer]:
-    """List operators, the gradients' accumulation as one layer, and kernels that no operator launched."""
+    """List operators, the accumulation of gradients as one layer, and kernels that no operator launched."""
     operators, outermost = read_operators(iteration.spans)
     strangers = []
     if device == "cuda":
@@ -355,7 +355,7 @@ def iteration_layers(iteration: Iteration, device: str, origins: Sequence[Origin
         for o, covered in zip(operators, nodes, strict=True)
         if o.kind != _ACCUMULATE
     ]
-    # One a parameter, each too short for a line of its own.
+    # Each parameter has one, too short for its own layer.
     gradients = [o.ms for o in operators if o.kind == _ACCUMULATE]
     return layers + ([Layer("gradients", _ACCUMULATE, (), sum(gradients))] if gradients else []) + strangers
 
@@ -384,7 +384,7 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
                 operators.append(Operator(_kind(span.name), path, call, backward, span.ms))
             outermost[span.id] = number
             if span.sequence is not None and not backward:
-                # Several operators may bear one number: the last of them made the backward operator.
+                # Several operators may share one number: the last one made the backward operator.
                 forward_paths[span.sequence] = path
         stack.append((span.end, number, path, call))
     return operators, outermost

@@ -75,7 +75,7 @@ class OrtSession:
     """
 
     def __init__(self, job: Job[Any], options: onnxruntime.SessionOptions | None = None) -> None:
-        """Open `job` with its own session options, or with `options`."""
+        """Open `job` with `options`, by default its own session options."""
         self.job = job
         self.provider = PROVIDERS[job.engine, job.device]
         self.fallback: str | None = None
@@ -164,9 +164,9 @@ class OrtSession:
         )
 
     def _plain_run(self) -> dict[str, float]:
-        """Return the time of `session.run`, the usual call, which makes its outputs anew, over a bound run's.
+        """Return the ratio of the times of `session.run`, the usual call, which allocates its outputs, and a bound run.
 
-        Return nothing for long calls, which it hardly slows, and if NumPy lacks an input's type.
+        Return nothing for long calls, which hardly differ, and if NumPy lacks an input's type.
         """
         bound = partial(self.run, ignore)
         try:
@@ -179,10 +179,10 @@ class OrtSession:
         ratios = [_milliseconds(plain, calls) / _milliseconds(bound, calls) for _ in range(_PAIRS)]
         return {"plain_run": statistics.median(ratios)}
 
-    def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
+    def _types(self, computing: int) -> tuple[dict[str, int], dict[str, int]]:
         """Count the convolutions and products by type, and operators and casts, in the graph of a twin session."""
         if self.provider.compiles:  # Its `compute` nodes hide their types.
-            return {"unknown": compute}, {}
+            return {"unknown": computing}, {}
         graphs = list(every_graph(self._optimized_graph()))  # Branches and loops have graphs of their own.
         values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
         element_types = {value.name: value.type.tensor_type.elem_type for value in values}
@@ -232,7 +232,7 @@ class OrtSession:
         providers = [(provider.name, self._settings(provider)) for provider in (self.provider, *self.provider.behind)]
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
-        except Exception as error:  # Its own classes, which have no other base.
+        except Exception as error:  # ONNX Runtime's errors have no other common base.
             if mend := how_to_lower(self.job.graph, str(error)):
                 raise ModelError(mend) from None
             if not self.job.options.cuda_graph or _NOT_CAPTURED not in str(error):
@@ -346,7 +346,7 @@ def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime
 def _own_processors() -> int:
     """Count this process's processors if they are a part of the machine's; 0 lets ONNX Runtime choose.
 
-    ONNX Runtime binds the threads that it counts to any processors, ignoring the process's mask (1.31).
+    At 0 ONNX Runtime binds its threads to any of the machine's processors, outside the process's mask, too (1.31).
     """
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return len(mask) if len(mask) < (os.cpu_count() or 1) else 0
@@ -392,7 +392,7 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
 
 
 def _arena_bytes(start: int, end: int) -> int | None:
-    """Sum the CUDA arena's growth in the log, which alone has it (ONNX Runtime 1.31); None without an entry."""
+    """Sum the CUDA arena's growth in the log, its only record (ONNX Runtime 1.31); None without an entry."""
     total, arena = 0, b""
     for match in _ARENA.finditer(_logged(start, end)):
         arena = match["arena"] or arena

@@ -20,7 +20,8 @@ _SUFFIX = "_kernel_time"
 _SLACK_US = 5.0
 """Slack around a node's interval; ONNX Runtime spends more between two nodes, on the profile itself."""
 _ROUNDING_US = 1.0
-_FOUND = 0.95
+_MOST_STRANGERS = 0.05
+"""Largest share of kernels outside every node, beside two."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class GraphRun:
 
 def read_runs(path: Path, last: int) -> list[GraphRun]:
     """Read the `last` runs in a profile. Raises RuntimeError if there are fewer."""
-    # Enclosing events come first.
+    # Sorted so that enclosing events come first.
     events = sorted(json.loads(path.read_text()), key=lambda e: (e["ts"], -e["dur"]))
     runs = [GraphRun(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
     if len(runs) < last:
@@ -54,7 +55,7 @@ def read_runs(path: Path, last: int) -> list[GraphRun]:
             continue
         name, start = event["name"].removesuffix(_SUFFIX), event["ts"]
         run = next((run for run in runs if run.start <= start <= run.end), None)
-        # The nodes of a subgraph run inside the node that has it, whose time holds theirs.
+        # A subgraph's nodes run inside the node that holds it, and its time includes theirs.
         if run and (not run.nodes or start >= run.nodes[-1].end):
             run.nodes.append(NodeRun(name, event["args"]["op_name"], start, start + event["dur"]))
     return runs
@@ -102,7 +103,7 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
             times[number] += kernel.ms
         else:
             strangers.append(kernel)
-    if len(strangers) > (1 - _FOUND) * len(kernels) + 2:
+    if len(strangers) > _MOST_STRANGERS * len(kernels) + 2:
         raise RuntimeError(f"{len(strangers)} of {len(kernels)} kernels lie outside of every node: the clocks differ")
     return times, strangers
 

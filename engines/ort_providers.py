@@ -18,12 +18,12 @@ from engines.requirements import package_folders
 _BUILDER_FLAGS = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable", "int8": "trt_int8_enable"}
 _TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
 _TF32_IS_OFF = "Disabling TF32"
-"""TensorRT's builder logs it about the switch (microsoft/onnxruntime#28177)."""
+"""TensorRT's builder logs this if the switch is off (microsoft/onnxruntime#28177)."""
 _TENSORRT = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
-# On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single reader,
-# and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader has a pair of
-# its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with that, 20 of ResNet-50's
-# 53 convolutions stay float; without it none, at half the latency.
+# On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if the pair has a single
+# reader; where a shifted pair meets an unshifted one, the convolution stays float. The graph gives every reader its own
+# pair, but ONNX Runtime would merge them as common subexpressions. Measured (1.31): with merging 20 of ResNet-50's 53
+# convolutions stay float; without it none, at half the latency.
 _UNMERGED = {"int8": {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}}
 
 
@@ -37,9 +37,9 @@ class Provider:
     entries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Entries of the session's configuration, by precision."""
     compiles: bool = False
-    """Fuses subgraphs into nodes with types that ONNX Runtime does not know; it cannot write them."""
+    """Fuses subgraphs into nodes that hide their types; ONNX Runtime cannot write such a graph."""
     on_stream: bool = False
-    """Works on torch's current stream (`user_compute_stream`); else calls wait for it."""
+    """Works on torch's current stream (`user_compute_stream`); else every call waits for its results."""
     graph_option: str = ""
     """Option that records CUDA graphs."""
     tf32: Callable[[Mapping[str, str], str], bool] = lambda options, log: False
@@ -81,9 +81,9 @@ def tensorrt_settings(job: Job[Any]) -> dict[str, str]:
 
 
 def load_tensorrt(job: Job[Any]) -> None:
-    """Load TensorRT's libraries from pip's folder, unknown to the loader; let them use TF32 at tf32 only.
+    """Load TensorRT's libraries from pip's folder, which the loader does not search; allow TF32 only at tf32.
 
-    They read the variable once, as the first library opens (microsoft/onnxruntime#26029).
+    TensorRT reads the switch once, when its first library opens (microsoft/onnxruntime#26029).
     """
     os.environ.pop(_TF32_SWITCH, None)
     if job.precision != "tf32":

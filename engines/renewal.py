@@ -18,9 +18,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[bool], object]
 """Changes values in place; if True, by far."""
 
-_MOST_COPIES, _MOST_COPIED, _MOST_MOVED = 128, 2**18, 2**26
-"""Limits for copies of the inputs that are renewed ahead, in number and in bytes that a case's memory does not show;
-and for bytes of a block's inputs, and of inputs that move."""
+_MOST_COPIES = 128
+"""Most copies of small inputs to renew ahead."""
+_MOST_COPIED = 2**18
+"""Most bytes of these copies: a case's memory does not show them."""
+_MOST_MOVED = 2**26
+"""Most bytes of a block's inputs, a copy a call, and of inputs that move to a new copy."""
 _DRAWN_FACTORS = (-0.9, -0.5), (0.5, 0.9)
 """Ranges of the factors of drawn floats, by turns."""
 _USER_FACTORS = (0.980, 0.985), (0.992, 0.997)
@@ -28,8 +31,8 @@ _USER_FACTORS = (0.980, 0.985), (0.992, 0.997)
 _FAR = 0.1
 """Factor of inputs whose outputs must differ from the job's."""
 _LARGE, _LINE, _MOST_SHARES = 4096, 16, 256
-"""Larger items change by a share of at least 16 lines: fresh writes slow a call (a convolution of 224² pixels by 4 % on
-a CPU)."""
+"""Elements of a large item and of a line, and most shares. A large item changes by one share of at least 16 lines at a
+time: fresh writes slow a call (a convolution of 224² pixels by 4 % on a CPU)."""
 _FEWEST_SHUFFLED = 5
 """A shorter last axis may hold a pair or a box, whose order has a meaning."""
 
@@ -55,7 +58,7 @@ class Renewal:
         self._left -= calls
         if self._left >= 0:
             return
-        if not self._changes:  # No sooner, since that changes values.
+        if not self._changes:  # Not in __init__: making changes scales the items.
             self._changes = [_changes(self.specs, self.copies[0])]
         size = max(1, self.nbytes)
         copies = max(min(_MOST_COPIES, _MOST_COPIED // size), min(calls, _MOST_MOVED // size))
@@ -68,7 +71,7 @@ class Renewal:
         self._left = len(self.copies) - calls
 
     def move(self) -> None:
-        """Let further calls read values far from the job's, in a new copy unless that is large."""
+        """Let later calls read values far from the job's, in a new copy unless the inputs are large."""
         if self.nbytes <= _MOST_MOVED or not self._changes:
             self._copy()
         for change in self._changes[-1]:
@@ -80,7 +83,7 @@ class Renewal:
         self._changes.append(_changes(self.specs, self.copies[-1]))
 
     def _in_turn(self, copies: Sequence[Sequence[Tensor]]) -> Iterator[Arguments]:
-        # Views, since a module may request gradients of its inputs, which then could not change in place.
+        # Views, since inputs whose gradients a module requests could not change in place.
         views = [[tensor.detach() for tensor in copy] for copy in (copies if len(copies) > 1 else [*copies] * 2)]
         return cycle([arguments(self.specs, view) for view in views])
 
@@ -148,7 +151,7 @@ def _draw_again(spec: TensorSpec, tensor: Tensor, generator: torch.Generator) ->
 
 
 def _shuffle(tensors: Sequence[Tensor], generator: torch.Generator) -> Change:
-    """Shuffle the rows of tensors of one shape, with one order for all tensors."""
+    """Shuffle the last axis of tensors of one shape, in one order for all."""
 
     def shuffle(far: bool) -> None:
         order = torch.rand(tensors[0].shape, generator=generator, device=generator.device).argsort(-1)

@@ -23,8 +23,8 @@ from exporters.losses import Objective, draw
 from exporters.source import BATCH, ModelError
 
 LEARNING_RATE = 1e-6
-"""Barely changes weights over thousands of iterations on one batch: a memorized batch has zero gradients, and a GPU
-draws less power on zeros. No time depends on it."""
+"""Too small to memorize the batch in thousands of iterations: its gradients would be zeros, on which a GPU draws less
+power. No time depends on the rate."""
 SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 Part = Callable[[Tensor, Tensor, Tensor], Any]
@@ -110,7 +110,7 @@ class TrainingStep:
         return root.detach()
 
     def few(self, items: int) -> None:
-        """Run the first items through the plain module, for a watch of its operators."""
+        """Run the first items through the plain module, so that a watch sees its operators."""
         inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
         inputs = [x.requires_grad_(original.requires_grad) for x, original in zip(inputs, self.inputs, strict=True)]
         self.forward_and_backward(self.model, inputs, [self.new_objective()], ignore)

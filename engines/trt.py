@@ -124,7 +124,7 @@ class TrtSession:
             self.resources = stack.pop_all()
 
     def run(self, mark: Mark) -> None:
-        """Enqueue one inference; with `cuda_graph` the first one plainly, then captured, then replayed."""
+        """Enqueue one inference; with `cuda_graph` the first call enqueues and then captures, and later ones replay."""
         if self.graph is not None:
             self.graph.replay()
             return
@@ -139,7 +139,7 @@ class TrtSession:
             self.buffers[name].upload(array)
 
     def outputs(self) -> list[Array]:
-        torch.cuda.current_stream().synchronize()  # Copies that are already on the host are not waited for.
+        torch.cuda.current_stream().synchronize()  # A download from the host does not wait.
         return [self.buffers[name].download() for name in self.results]
 
     def output_names(self) -> list[str]:
@@ -156,7 +156,7 @@ class TrtSession:
         """Report the inspector's view of the layers and this session's settings."""
         summary = summarize(self._layers(), self.products)
         if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
-            self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
+            self.warnings.append(Warning("unproven", "TF32 was allowed, but no kernel's name shows it"))
         return Proof(
             library=f"{self.product} {self.library.__version__}",
             device="cuda",
@@ -178,7 +178,7 @@ class TrtSession:
     def layers(self) -> list[Layer]:
         """Time the layers by TensorRT's own profiler, outside of any CUDA graph."""
         stream, profiler = torch.cuda.current_stream(), _profiler(self.library)
-        self.context.profiler = profiler  # For good: 8.5 takes no None.
+        self.context.profiler = profiler  # It stays: 8.5 refuses None.
         self.context.enqueue_emits_profile = False
         for _ in range(_PROFILED_ITERATIONS):
             self._enqueue()
@@ -252,7 +252,7 @@ class TrtSession:
         """Record the engine as a CUDA graph; if that fails, note why and keep enqueueing."""
         stream = torch.cuda.current_stream()
         stream.synchronize()
-        self.job.at_peak()  # Capturing begins with returning what torch's allocator had cached.
+        self.job.at_peak()  # Capturing first returns the memory that torch's allocator had cached.
         capturable = getattr(self.context, "is_stream_capturable", None)  # Only TensorRT for RTX has it.
         if capturable is not None and not capturable(stream.cuda_stream):
             self.fallback = f"{self.product} says that this engine cannot be captured"
@@ -303,7 +303,6 @@ def current_gpu() -> tuple[str, str]:
 
 
 def _profiler(library: Any) -> Any:
-
     class Profiler(library.IProfiler):  # type: ignore[misc]
         def __init__(self) -> None:
             library.IProfiler.__init__(self)

@@ -53,7 +53,7 @@ class BuildRequest:
 
     onnx: Path
     precision: str
-    """A builder flag for tf32, and for all others in TensorRT 8, whose networks are weakly typed."""
+    """Sets builder flags at tf32 and, in TensorRT 8, whose networks are weakly typed, at every precision."""
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     """Smallest, most likely and largest shape of each input."""
     target: str | None = None
@@ -72,7 +72,7 @@ class Built(Building):
 
 
 def batch_shapes(specs: Sequence[TensorSpec], batch: int) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Return every input's smallest, optimal and largest shape, an optimization profile for the largest sizes."""
+    """Return every input's smallest, most likely and largest shape; the largest one counts as most likely."""
     largest = {spec.name: spec.end(batch, largest=True) for spec in specs}
     return {spec.name: (spec.end(batch, largest=False), largest[spec.name], largest[spec.name]) for spec in specs}
 
@@ -160,7 +160,7 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
         return
     errors = [parser.get_error(number) for number in range(min(parser.num_errors, _SHOWN_ERRORS))]
     why = "; ".join(place(refusal, nodes) + joined([refusal.desc()], _ERROR_CHARACTERS) for refusal in errors)
-    raise Unsupported(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
+    raise Unsupported(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. Supported operators: {_OPERATORS}")
 
 
 def _configure(library: Any, config: Any, request: BuildRequest) -> None:
@@ -212,7 +212,7 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
 def open_with_plugins(library: Any, make: Callable[[Any], Any], role: str) -> Any:
     """Call `make`, the library's Builder or Runtime, with the process's logger and TensorRT's own plugins registered.
 
-    A second call registers nothing again (github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp). Raises Unsupported
+    Registering them again changes nothing (github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp). Raises Unsupported
     for a driver too old for the library, RuntimeError with the library's log.
     """
     logger = logger_of(library)

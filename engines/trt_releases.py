@@ -1,8 +1,8 @@
 """Hide the API differences between TensorRT 8.5 to 11 and TensorRT for RTX.
 
 8.5 builds weakly typed networks, whose types the builder chooses within its flags; from 10 on a network has its graph's
-types. The library, `tensorrt` or `tensorrt_rtx`, is an argument. TensorRT 8.5.3.1 has run on an H200; 10.13 to 11.4 are
-read and compared by name.
+types. The library, `tensorrt` or `tensorrt_rtx`, is an argument. TensorRT 8.5.3.1 has run on an H200; tests only
+compare the names of 10.13 to 11.4.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ _COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
 """Words in the names of Myelin's kernels, which list the fused operators: __myl_FcAddRelu_…"""
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\s\x1e\x1f\[]|$)")
 _PARTS = re.compile(r" \+ | \|\| |[(){}\[\],]\s*|\.\.\.")
-"""Between the nodes in a layer's name: node_Conv_292 + node_relu, PWN(node_sigmoid), {ForeignNode[node_a...node_b]}."""
+"""Separators in a layer's name: node_Conv_292 + node_relu, PWN(node_sigmoid), {ForeignNode[node_a...node_b]}."""
 _REFORMATS = "Reformatting CopyNode"
 _ANY_OPERAND = {"float32", "float16", "bfloat16", "float64", "float8", "float4", "int8", "int4"}
 
@@ -112,7 +112,7 @@ def _new_logger(library: Any) -> Any:
 
 
 def logged(logger: Any, limit: int, *messages: str) -> str:
-    """Say why the library failed; skipped kernels count only if a layer has no other."""
+    """Say why the library failed; mention skipped kernels only if a layer has no kernel left."""
     errors = list(logger.errors)
     skipped = list(logger.skipped) if any(_NO_KERNEL_LEFT in error for error in errors) else []
     return joined([*messages, *skipped, *errors], limit)
@@ -125,7 +125,7 @@ def forget(logger: Any) -> None:
 
 
 def joined(messages: list[str], limit: int) -> str:
-    """Join messages on one line of at most `limit` characters, the newest, which is the cause, first."""
+    """Join messages on one line of at most `limit` characters, newest first: that one is the cause."""
     lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
     return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
 
@@ -199,7 +199,7 @@ def compute_types(layers: Sequence[EngineLayer], products: Collection[str]) -> d
 
 
 def summarize(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, Any]:
-    """Count the layers for a proof: by layer type, by type of the result, and by compute type."""
+    """Count the layers for a proof: by compute type, by layer type, and those with TF32 kernels."""
     return {
         "compute_types": compute_types(layers, products),
         "layer_types": dict(Counter(layer.kind or "unknown" for layer in layers)),

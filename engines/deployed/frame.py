@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
-    """Run the model that `open_model` makes of config.json and the inputs.
+    """Run the model that `open_model` makes from config.json and the inputs.
 
     Its `call` waits for the result; `outputs` returns the last call's outputs in the model's order.
     """
@@ -87,7 +87,7 @@ def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Ar
         if paths and (list(array.shape) != spec["shape"] or (array.dtype.kind == "f" and dtype.kind in "biu")):
             actual, expected = f"shape {array.shape}, {array.dtype}", f"{tuple(spec['shape'])}, {spec['dtype']}"
             raise ValueError(f"{files[spec['name']]} has {actual}; {spec['name']} of this export takes {expected}")
-        for axis, size in enumerate(spec["shape"]):  # A few items were saved, and are repeated.
+        for axis, size in enumerate(spec["shape"]):  # inputs.npz has a few items: repeat them.
             array = array.take(np.arange(size) % array.shape[axis], axis)
         arrays.append(np.ascontiguousarray(array, dtype))
     return arrays

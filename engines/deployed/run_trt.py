@@ -131,7 +131,7 @@ class Model:
         kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
         if kernels is None:
             return self.engine.create_execution_context(strategies.USER_MANAGED)
-        # TensorRT for RTX compiles the kernels now, not next to the first calls.
+        # TensorRT for RTX compiles the kernels now, not during the first calls.
         self.runtime_config = self.engine.create_runtime_config()
         self.runtime_config.set_execution_context_allocation_strategy(strategies.USER_MANAGED)
         assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
