@@ -35,8 +35,6 @@ _OPTIONS = {
     # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
     "DedicatedQDQPair": True,
 }
-_NO_ADJUSTMENT = {"QDQDisableWeightAdjustForInt32Bias": True}
-"""Option for other biases: the quantizer (1.31) adjusts weights to biases, and expects one value a channel."""
 _MEND = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
 _OPERANDS = (*WEIGHTED, "Add")
 
@@ -215,9 +213,8 @@ def write_quantized(
             weight_type=QuantType.QInt8,
             use_external_data_format=external,
             calibrate_method=CalibrationMethod.MinMax,
-            extra_options={**placement.options, **_NO_ADJUSTMENT}
-            if _has_wide_bias(simplified)
-            else dict(placement.options),
+            # The quantizer (1.31) adjusts weights to biases, and expects one value a channel.
+            extra_options={**placement.options, "QDQDisableWeightAdjustForInt32Bias": _has_wide_bias(simplified)},
         )
         if placement.operands_only:
             keep_operands(path, residual)
