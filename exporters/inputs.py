@@ -146,7 +146,7 @@ def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> N
     graph = read_onnx(source.onnx).graph
     ranges = {spec.name: usual_range(graph, spec.name) for spec in open_specs}
     named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in open_specs)
-    yaml = ", ".join(f"{_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
+    yaml = ", ".join(f"{_yaml_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
     raise source.error(
         f"no range of values for {'input' if len(ranges) == 1 else 'inputs'} {named}: give "
         f"{_value_options(ranges)} (the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{yaml}}}`"
@@ -223,12 +223,11 @@ def how_to_give(names: Sequence[str], kind: str) -> str:
         return f"{drawn}: real ones come from a factory that returns (module, example_inputs)"
     files = {name: f"{re.sub(r'[^A-Za-z0-9.-]+', '_', name)}.npy" for name in names}
     options = " ".join(f"--input {shlex.quote(f'{name}={file}')}" for name, file in files.items())
-    data = ", ".join(f"{_key(name)}: {{data: {file}}}" for name, file in files.items())
+    data = ", ".join(f"{_yaml_key(name)}: {{data: {file}}}" for name, file in files.items())
     return f"{drawn}: give data, {options} (in a job `inputs: {{{data}}}`)"
 
 
-def _key(name: str) -> str:
-    """Write the name as a YAML key."""
+def _yaml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) else json.dumps(name)
 
 
@@ -345,7 +344,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         )
     if names := sorted(set(free) - source.dimensions.keys()):
         sizes = _usual_sizes(inputs, batch)
-        example = ", ".join(f"{_key(name)}: {sizes[name]}" for name in names)
+        example = ", ".join(f"{_yaml_key(name)}: {sizes[name]}" for name in names)
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; give their sizes next to `onnx`, for "
             f"example:\n    dimensions: {{{example}}}{batch_hint(shapes, batch, names)}"

@@ -59,9 +59,9 @@ def static_parts(source: ModelSource) -> dict[str, Any]:
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
     parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
     if source.graphs:
-        parts["graphs"] = {precision: _files_of(path) for precision, path in source.graphs.items()}
+        parts["graphs"] = {precision: _file_hashes(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:
-        return parts | {"files": _files_of(source.onnx)}
+        return parts | {"files": _file_hashes(source.onnx)}
     parts["torch"] = installed_version("torch")
     if source.weights is not None:
         if not source.weights.is_file():
@@ -86,7 +86,7 @@ def has_own_weights(source: ModelSource) -> bool:
     return source.onnx is not None or source.weights is not None or in_folder
 
 
-def _files_of(path: Path) -> list[str]:
+def _file_hashes(path: Path) -> list[str]:
     try:
         return [file_sha256(file) for file in graph_files(path).values() if file.is_file()]
     except ModelError:
@@ -97,7 +97,7 @@ def _library_parts(source: ModelSource) -> list[str]:
     """Identify a library's model without making it, by versions and by hashes of code and files."""
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
-    files = [_file(library.module), *(files_of(folder) if folder else [])]
+    files = [_file_of_module(library.module), *(files_of(folder) if folder else [])]
     hashes = [*code_of("build_model.py", "factories.py", "inputs.py"), *map(file_sha256, filter(None, files))]
     return [f"{library.package} {installed_version(library.package)}", *hashes]
 
@@ -127,7 +127,7 @@ def code(modules: Iterable[str]) -> dict[str, str]:
     waiting = [(name, True) for name in modules]
     while waiting:
         name, is_root = waiting.pop()
-        path = None if name in files else _file(name)
+        path = None if name in files else _file_of_module(name)
         is_library = path is not None and not libraries.isdisjoint(path.parents)
         if path is None or (is_library and not is_root):
             continue
@@ -137,8 +137,8 @@ def code(modules: Iterable[str]) -> dict[str, str]:
     return {name: file_sha256(path) for name, path in sorted(files.items())}
 
 
-def _file(module: str) -> Path | None:
-    """Find the module's file without importing it."""
+def _file_of_module(module: str) -> Path | None:
+    """Find the file of a module without importing it."""
     with contextlib.suppress(ImportError, AttributeError, KeyError, ValueError, TypeError):  # Built in, or a namespace.
         spec = None if module in sys.modules else spec_of(module)
         file = inspect.getfile(sys.modules[module]) if module in sys.modules else spec.origin if spec else None
