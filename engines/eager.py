@@ -22,10 +22,10 @@ from engines.layers import origins, profile_module
 from engines.options import EIGHT_BITS, PRECISION_TABLE, CompiledOptions, Device, TorchOptions, float_part
 from engines.renewal import Renewal
 from engines.training import LayerStep, TrainingStep
-from exporters import calls, settings
+from exporters import settings
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import Flattened, Watch, call, cast, computes_when_read, named_outputs, tensors_in, typed
+from exporters.calls import Flattened, Watch, call, cast, computes_when_read, named_outputs, stored, tensors_in, typed
 from exporters.errors import sentence
 from exporters.inputs import first_items, input_specs, seeded_inputs
 from exporters.onnx_export import quiet
@@ -131,11 +131,11 @@ class EagerSession:
         return list(named_outputs(self.result))
 
     def memory(self) -> Memory:
-        weights = sum(t.nbytes for t in stored((*self.model.parameters(), *self.model.buffers())))
+        weights = sum(t.nbytes for t in _unwrapped((*self.model.parameters(), *self.model.buffers())))
         gradients = optimizer = None
         if self.job.pass_ == "training":
             grads = (p.grad for p in self.model.parameters() if p.grad is not None)
-            gradients = sum(part.nbytes for gradient in grads for part in calls.stored(gradient))
+            gradients = sum(part.nbytes for gradient in grads for part in stored(gradient))
             optimizer = self.training.optimizer_bytes() if self.training else 0
         if self.job.device == "cpu":
             return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
@@ -197,7 +197,7 @@ class EagerSession:
             "settings": {name: str(value) for name, value in self.settings.items()},
             **({"settings_undone": settings.UNDONE} if settings.UNDONE else {}),
             "grad_mode": self.guard.__name__,
-            "weight_types": dict(Counter(_name(p.dtype) for p in stored(self.model.parameters()))),
+            "weight_types": dict(Counter(_name(p.dtype) for p in _unwrapped(self.model.parameters()))),
             "channels_last": bool(images)
             and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
         }
@@ -352,11 +352,11 @@ def _choose(
     return chosen
 
 
-def stored(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors with memory: a quantized weight has integers and scales."""
+def _unwrapped(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors with memory: a quantized weight wraps integers and scales."""
     for tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):
-            yield from stored(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+            yield from _unwrapped(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         else:
             yield tensor
 
