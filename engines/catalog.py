@@ -295,7 +295,9 @@ ENGINES: dict[str, Engine] = {
                 ("cuda", "native"): "ONNX Runtime's TensorRT provider does not take types from the file; trt does",
             },
             requirements=(
-                *(_ORT_ON_CUDA, _provider("cuda"), _provider("tensorrt")),
+                _ORT_ON_CUDA,
+                _provider("cuda"),
+                _provider("tensorrt"),
                 Requirement("tensorrt_libs", _INSTALL_TRT_10),
                 Requirement("tensorrt_libs/libnvinfer.so.10", _INSTALL_TRT_10, "file"),
             ),

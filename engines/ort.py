@@ -54,8 +54,10 @@ _ARENA = re.compile(
     rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
 )
 _INFO, _WARNING = 1, 2
-_PLAIN_MATTERS_MS, _PLAIN_BLOCK_MS, _PAIRS = 3.0, 5.0, 9
-"""Longest call that `session.run` slows noticeably, by some microseconds; length and number of the timed blocks."""
+_PLAIN_MATTERS_MS = 3.0
+"""Longest call that `session.run` slows noticeably, by some microseconds."""
+_PLAIN_BLOCK_MS, _PAIRS = 5.0, 9
+"""Length and number of the timed blocks."""
 _USAGE = """import json
 import onnxruntime
 

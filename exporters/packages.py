@@ -14,7 +14,8 @@ from pathlib import Path
 
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(*site.getsitepackages(), site.getusersitepackages()),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
     *(str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")),
 )
 
