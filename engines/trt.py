@@ -87,8 +87,8 @@ def deploy(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
 class TrtSession:
     """An engine, built or from the cache, with its execution context, and every buffer bound.
 
-    Raises Unsupported for library, GPU or batch, ModelError for a graph that the parser refuses, and RuntimeError with
-    the library's log.
+    Raises Unsupported for the library, the GPU or a graph that the parser refuses, ModelError for computed axes and
+    misfit inputs, and RuntimeError with the library's log.
     """
 
     def __init__(self, job: Job[TrtOptions]) -> None:
@@ -215,7 +215,7 @@ class TrtSession:
         names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
         specified = [spec.name for spec in self.specs]
         arrays = dict(zip(specified, self.job.named_inputs(specified), strict=True))
-        # The outputs' shapes need all inputs' shapes and, if values are shapes, all values.
+        # The outputs' shapes depend on all inputs' shapes, and on the values of inputs that are shapes.
         inputs = [n for n in names if self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT]
         for name in inputs:
             shape = arrays[name].shape

@@ -89,8 +89,9 @@ def build_engine(
 ) -> Built:
     """Return the engine from the cache, or build it; `rebuild` builds in any case.
 
-    `progress` is called a few times a second. Raises ModelError for a graph that the library's parser refuses (with
-    node, operator and reason), Unsupported for an unknown target, RuntimeError if the builder fails.
+    `progress` is called a few times a second. Raises Unsupported for an unknown target and for a graph that the parser
+    refuses (with node, operator and reason), ModelError for computed axes and misfit inputs, RuntimeError if the
+    builder fails.
     """
     warnings: list[Warning] = []
 
