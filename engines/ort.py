@@ -350,8 +350,8 @@ def _own_processors() -> int:
 
     At 0 ONNX Runtime binds its threads to any of the machine's processors, outside the process's mask, too (1.31).
     """
-    mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return len(mask) if len(mask) < (os.cpu_count() or 1) else 0
+    processors = len(os.sched_getaffinity(0))
+    return processors if processors < (os.cpu_count() or 1) else 0
 
 
 def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
