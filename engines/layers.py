@@ -88,7 +88,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[GraphNode]) -> list[tu
     producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
     folded = _computed_ahead(graph)
     owner = _owners_by_name(nodes, producer, folded, steps)
-    # A step without nodes must have a node of its kind somewhere, which no other step may swallow.
+    # A step without nodes has a node of its kind somewhere: no other step may take it.
     lost = {step.kind for n, step in enumerate(steps) if n not in set(owner.values())} - _MOVES
     is_open = [
         n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
@@ -393,8 +393,8 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
 def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list[tuple[str, ...]]:
     """Name the exported nodes of every operator; backward operators have none.
 
-    A module's calls share its nodes evenly, in order. Within a call, operators and nodes of one name are pairs; the
-    rest of both belong together. A folded module, without nodes, covers the nodes that hold its parameters.
+    A module's calls share its nodes evenly, in order. Within a call, an operator covers the node of its name; operators
+    without one cover all remaining nodes. A folded module, without nodes, covers the nodes that hold its parameters.
     """
     nodes: dict[str | None, list[Origin]] = {}
     for origin in origins:

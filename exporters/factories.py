@@ -147,7 +147,7 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)
-        seed()  # Again, since only the first import of the module may draw.
+        seed()  # Again: only the first import of the module may draw.
         result = factory(**source.options) if factory is not None else None
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):

@@ -1,4 +1,4 @@
-"""Backport StrEnum to Python 3.10, the latest for which TensorRT 8.5 has bindings; its wheel holds its libraries."""
+"""Backport StrEnum to Python 3.10: TensorRT 8.5, whose wheel holds its libraries, has no bindings for later ones."""
 
 from __future__ import annotations
 

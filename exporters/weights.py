@@ -38,7 +38,7 @@ def identified(source: ModelSource) -> ModelSource:
 
 
 def identify(source: ModelSource) -> Identity:
-    """Return the source's identity, or compute it and call a user's factory. Raises ModelError."""
+    """Return the source's identity, or compute it, which calls a user's factory. Raises ModelError."""
     if source.identity is not None:
         return source.identity
     parts = static_parts(source)
