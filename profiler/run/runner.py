@@ -50,21 +50,21 @@ from profiler.worker.task import Task
 
 _ROOFS_SECONDS = 60.0
 _CORES_PER_BUILD = 2 if usable_cores() > 2 else 1
-"""A compiler starts compilers."""
+"""A build starts compilers of its own."""
 _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
 _TRIALS, _CONFIRMING = 0.2, 0.3
-"""Shares of --within that are kept for a search's trials and for confirming the winner."""
+"""Shares of --within to keep for a search's trials and for confirming the winner."""
 _ENDING_SECONDS = 5.0
-"""Time for starting the program and writing its tables, out of --within."""
+"""Part of --within to keep for starting the program and writing its tables."""
 _FEWEST_ROWS = 3
 """Rows after which a run shows the fastest so far."""
 _HOPELESS, _MOST_HOPELESS = 0.25, 3
-"""Share of other work that makes a figure useless, and the number of such cases that ends further processes."""
+"""Share of other work that makes a figure useless, and the number of such cases that stops further processes."""
 
 
 def is_better(second: Result, first: Result) -> bool:
-    """Decide whether a second take counts. Ignore latency: the faster of two takes is biased."""
+    """Return whether the second take counts, whatever its latency: choosing the faster one would be biased."""
     return second.status == "ok" and (not retaken(second.warnings) or _disturbance(second) < _disturbance(first))
 
 
@@ -77,8 +77,8 @@ def _disturbance(result: Result) -> float:
 class Runner:
     """Measures the cases of one run.
 
-    `config` is the job as resolved for `target`, `plan` has all of its cases, `chosen` those to measure, and
-    `environment` gets the device's roofs. Before each case it waits up to `idle_minutes` for a quiet machine.
+    `config` is the job as resolved for `target`, `plan` has all of its cases, and `chosen` those to measure. Adds the
+    device's roofs to `environment`. Waits up to `idle_minutes` for a quiet machine before each case.
     """
 
     run: RunFolder
@@ -114,8 +114,8 @@ class Runner:
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), retry: bool = False) -> None:
         """Prepare and measure every case, then search the largest batch of `searched`.
 
-        Measures disturbed cases again and likely winners in further processes. Each Result enters the journal at once.
-        Raises ConfigError if a bare model cannot be loaded.
+        Measures disturbed cases again, and likely winners in further processes. Appends each Result to the journal at
+        once. Raises ConfigError if a bare model cannot be loaded.
         """
         for case in cases:
             if case.unsupported is not None:
@@ -127,13 +127,13 @@ class Runner:
             return
         with self.supervised() as supervisor:
             self.firsts = self.first_takes()
-            # Layers get their names from graphs of later waves.
+            # A profile takes its layers' names from graphs, which later waves would export.
             is_sorted = (self.by_name or math.isfinite(self.deadline)) and not self.config.profile
             waves, late = in_waves(runnable) if is_sorted else ([runnable], [])
             if self.config.search:
                 self._measure_with_trials(waves, late, supervisor)
             else:
-                with self._leaving(_CONFIRMING):  # Confirming a winner is worth more than a further case.
+                with self._reserving(_CONFIRMING):  # Confirming a winner is worth more than a further case.
                     self._measure_waves(waves, supervisor, late)
                     self._measure_again(supervisor)  # A disturbed figure must not decide who may win.
                 self._measure_winners(supervisor)
@@ -141,7 +141,7 @@ class Runner:
             self._measure_again(supervisor)
             if searched and not self.is_over():
                 supervisor.holders.give_up()  # The search needs their memory.
-                # References of gradients are made for an odd and an even batch.
+                # An odd and an even batch make the two references of gradients.
                 batches = [replace(case, batch_size=batch) for batch in (1, 2) for case in searched]
                 self._search_all(self._make_ready(batches, supervisor)[: len(searched)], retry, supervisor)
 
@@ -159,8 +159,8 @@ class Runner:
         self.within, self.deadline = seconds, started + seconds - _ENDING_SECONDS
 
     @contextlib.contextmanager
-    def _leaving(self, share: float) -> Iterator[None]:
-        """Keep a share of a limited run's time for later steps."""
+    def _reserving(self, share: float) -> Iterator[None]:
+        """Keep a share of --within for later steps."""
         end = self.deadline
         self.deadline -= share * self.within if math.isfinite(end) else 0.0
         try:
@@ -173,7 +173,7 @@ class Runner:
         return time.monotonic() + seconds > self.deadline
 
     def prepare(self, cases: Sequence[Case], holders: Holders) -> list[Task]:
-        """Prepare the cases' models; return a task a case. Raises ConfigError if a bare model cannot be loaded."""
+        """Prepare the cases' models; return a task for each. Raises ConfigError if a bare model cannot be loaded."""
         config, doing = self.config, self.display.doing
         limits = self._uuid, self.deadline
         prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, *limits)
@@ -227,7 +227,7 @@ class Runner:
             if self.is_over():
                 break
             tasks = self._make_ready(wave, supervisor)
-            tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Users can fix failures now.
+            tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
             supervisor.build_ahead(tasks)
             later = [case for wave in waves[number + 1 :] for case in wave]
             self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
@@ -237,9 +237,9 @@ class Runner:
         self, waves: Sequence[Sequence[Case]], late: Sequence[Case], supervisor: Supervisor
     ) -> None:
         planned = [case for wave in waves for case in wave]
-        with self._leaving(_TRIALS + _CONFIRMING):
+        with self._reserving(_TRIALS + _CONFIRMING):
             self._measure_waves(waves, supervisor)
-        with self._leaving(_CONFIRMING):
+        with self._reserving(_CONFIRMING):
             # Another preset is worth more than a trial, unless it compiles.
             quick = [case for case in self._unmeasured(planned) if not ENGINES[case.engine].compiles]
             self._measure_waves([quick], supervisor)
@@ -249,7 +249,7 @@ class Runner:
 
     def _try_options(self, supervisor: Supervisor) -> None:
         """Try new neighbours of the best configurations, then confirm the winner."""
-        with self._leaving(_CONFIRMING):
+        with self._reserving(_CONFIRMING):
             while (trials := next_trials(self._merged(), self.plan, self.run.results())) and not self.is_over():
                 before, planned = len(self.run.results()), {case.id for case in self.plan}
                 new = [case for case in trials if case.id not in planned]
@@ -309,11 +309,11 @@ class Runner:
             self.second_seconds += self.measure_each(again, supervisor, allowed)
 
     def _is_hopeless(self) -> bool:
-        """Return whether a further process would be useless because the machine stays busy."""
+        """Return whether further processes would be useless because the machine stays busy; announce it."""
         if self.idle_minutes or self.hopeless_cases < _MOST_HOPELESS or not busy_share():
             return False
         cases = counted(self.hopeless_cases, "case")
-        problem = f"{cases} ran beside too much other work: no further processes of them"
+        problem = f"{cases} ran beside too much other work, so likely winners get no further processes"
         self.display.announce(f"{problem}; {WHEN_IDLE} waits for its end")
         return True
 
@@ -326,10 +326,10 @@ class Runner:
         later: Sequence[Case] = (),
         is_estimated: bool = True,
     ) -> float:
-        """Measure tasks until the `allowed` seconds are spent; return the seconds.
+        """Measure tasks until the `allowed` seconds are spent; return the seconds spent.
 
-        `done` cases precede them and `later` ones follow, which the display counts. Skips a case whose estimate exceeds
-        the run's time.
+        The display counts the `done` cases before them and the `later` ones after. If `is_estimated`, skips a case
+        whose estimate exceeds the run's time; otherwise only starts none after that time.
         """
         expected = [self.estimate(task.case, supervisor) for task in tasks]
         after = sum(self.estimate(case, supervisor) for case in later)
@@ -365,13 +365,13 @@ class Runner:
         return spent
 
     def _intact(self, task: Task, supervisor: Supervisor) -> Task:
-        """Prepare the case again if its files in the cache are missing or damaged."""
+        """Return the task, prepared again if the cache lost its files."""
         if all(map(Cache().has, task.prepared.files(task.case))):
             return task
         self.display.announce(f"{task.case.model}: prepared again, since the cache lost files")
         supervisor.holders.forget()
         (again,) = self.prepare([task.case], supervisor.holders)
-        supervisor.holders.give_up()  # A gate holds no models.
+        supervisor.holders.give_up()  # A gate must not fork its processes from holders.
         return replace(task, prepared=again.prepared)
 
     def estimate(self, case: Case, supervisor: Supervisor) -> float:
@@ -384,9 +384,9 @@ class Runner:
         return self.run.ended(self.config.suite, self.plan, self.environment)[1]
 
     def _record(self, task: Task, result: Result) -> None:
-        """Write a result to the journal, unless it is a second take that is no better than the first.
+        """Append a result to the journal, unless it is a second take that is no better than the first.
 
-        Fails a row far faster than the roofs allow, unless other work lowered the roofs.
+        Fails a row that is far faster than the roofs allow, unless other work disturbed the roofs' measurement.
         """
         if result.status == "ok" and self.environment.get("roofs_quiet"):
             over = excess(task.case, result, self.environment.get("roofs") or {})
@@ -449,11 +449,11 @@ class Supervisor:
     quiet: Quiet
     holders: Holders = field(default_factory=Holders)
     cold: dict[str, float | None] = field(default_factory=dict)
-    """Seconds of each configuration's first build, by the id of its first replicate: later ones reuse its kernels. It
-    may have run beside other builds."""
+    """Seconds of each configuration's first build, by the id of its first replicate; later builds reuse its kernels.
+    Other builds may have run beside it."""
 
     def build_ahead(self, tasks: Sequence[Task]) -> None:
-        """Compile side by side the cases whose engines share kernels; measuring a case reports its failure."""
+        """Compile cases side by side if their engines share kernels. Ignores failures: measuring reports them."""
         first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
         first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
         slots = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS, len(first)))
@@ -473,7 +473,7 @@ class Supervisor:
             self.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
-        """Measure one case. Build its engine in an earlier process, whose memory does not count."""
+        """Measure one case; build its engine in an earlier process, so that the build's memory does not count."""
         if (outcome := failure(task.case, task.prepared)) is not None:
             return Result(task.case.id, outcome.status, [str(outcome.reason)], log=log_name(outcome.log))
         built = None
@@ -495,7 +495,7 @@ class Supervisor:
         return result
 
     def _result(self, case_id: str, outcome: Outcome) -> Result:
-        """Return the process's result for its case; turn an invalid one into a crashed row."""
+        """Return the result that the process sent; an invalid one becomes a crashed row."""
         try:
             result = result_of(case_id, outcome)
             check_result(result)
@@ -538,7 +538,7 @@ class Supervisor:
         """Add the device's readings from while the case was measured."""
         if result.status != "ok":
             return
-        # The checks open a second session, and the energy loop loads the card differently.
+        # Leave out the checks, which open a second session, and the energy loop, which loads the card differently.
         entered = result.entered
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         start, end = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
@@ -546,7 +546,7 @@ class Supervisor:
 
 
 def _without_samples(result: Result) -> Result:
-    """Copy a first take without its largest parts: a run may have many cases."""
+    """Copy a first take without its largest parts, since many may stay in memory."""
     return replace(result, samples={}, layers=[], warnings=list(result.warnings))
 
 
@@ -560,7 +560,7 @@ def _add_build(result: Result, built: Outcome) -> None:
 
 
 def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
-    """Add telemetry from while it was `measured`; raise the memory's peak to the highest of all readings."""
+    """Add telemetry of the `measured` phase, and raise the memory's peak to the highest of all `readings`."""
     result.figures |= summarize(measured)
     reasons = 0
     for reading in measured:

@@ -17,10 +17,9 @@ from profiler.results.choice import Choice, cell_name, choices
 from profiler.tables.numbers import listed, times
 
 _REACH = 1.5
-"""Leave an engine whose best is this many times slower than the best of all: no option makes that up."""
-
+"""Try no options of an engine whose best is this many times slower than the best of all: none makes up for that."""
 _MEASURED = {"worse", "better", "equivalent", "unclear"}
-"""Codes of cells that lost by their figure, not by a limit."""
+"""Reason codes of cells that lost by their latency, not by a limit."""
 
 Row = Mapping[str, Any]
 
@@ -28,7 +27,7 @@ Row = Mapping[str, Any]
 def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]) -> list[Case]:
     """Return the untried neighbours of each engine's best cell, for engines that may still win their group.
 
-    `ended` has the ids of tried cases. Trials that take minutes to build come last.
+    `ended` has the ids of tried cases. Trials that take minutes to build wait until no others are left.
     """
     by_id = {case.id: case for case in plan}
     tried = {_identity(case) for case in by_id.values() if case.id in ended}
@@ -44,9 +43,9 @@ def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]
 
 
 def neighbours(case: Case, cores: float | None = None) -> list[Case]:
-    """Return the case with each searched option changed, one at a time, to its default and its declared values.
+    """Return the case with one searched option changed, for each option and each of its other values.
 
-    Asks for fewer threads than `cores`, by default this machine's.
+    Values of `threads` are below `cores`, by default this machine's.
     """
     cores = usable_cores() if cores is None else cores
     return [
@@ -68,7 +67,7 @@ def label(engine: str, options: Mapping[str, Any]) -> str:
 
 
 def trials_of(journal: Iterable[str], plan: Sequence[Case]) -> list[Case]:
-    """Return the trials whose ids are in the journal: neighbours of planned cases, and neighbours of those."""
+    """Return the trials whose ids are in the journal: neighbours of planned cases or of other trials."""
     unplanned = {*journal} - {case.id for case in plan}
     waiting = [case for case in plan if not case.replicate and case.unsupported is None] if unplanned else []
     trials = dict[str, Case]()
@@ -81,7 +80,7 @@ def trials_of(journal: Iterable[str], plan: Sequence[Case]) -> list[Case]:
 
 
 def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
-    """Say how many times slower each group's winner is without each tried option, and which engines had no trials."""
+    """Say how much slower each group's winner is without each of its options, and which engines had no trials."""
     by_id, lines = {case.id: case for case in plan}, []
     for key, choice in choices(cells):
         if choice.winner is None:
@@ -92,20 +91,18 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
             reason = reasons.get(_identity(_with(winner, name, option.default)))
             if _options(winner)[name] != option.default and reason and reason.code == "worse" and reason.value:
                 slower.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
-        is_whole = all(around in reasons and reasons[around].code in _MEASURED for around in _around(winner))
-        end = "no option makes a difference beyond doubt" if is_whole else "not all of its options were measured"
+        around = map(_identity, neighbours(winner))
+        is_whole = all(key in reasons and reasons[key].code in _MEASURED for key in around)
+        end = "no option makes a clear difference" if is_whole else "not all of its options were measured"
         end = f"slower without {listed(slower)}" if slower else end
         lines.append(f"{key['model']}, batch {key['batch_size']}, {cell_name(choice.winner)}: {end}")
         tried = {case.engine for case in by_id.values() if case.variant.startswith(f"{case.engine}+")}
         fastest, best_ms = _fastest_of_engines(choice), choice.winner["latency_ms"]
-        others = [c for c in fastest if c["engine"] not in {*tried, winner.engine} and _around(by_id[c["case_ids"][0]])]
+        untried = [c for c in fastest if c["engine"] not in {*tried, winner.engine}]
+        others = [c for c in untried if neighbours(by_id[c["case_ids"][0]])]
         if names := [f"{c['engine']} ({times(c['latency_ms'] / best_ms)} slower)" for c in others]:
             lines.append(f"  options not tried of {listed(names)}")
     return lines
-
-
-def _around(case: Case) -> set[tuple[object, ...]]:
-    return set(map(_identity, neighbours(case)))
 
 
 def _with(case: Case, name: str, value: object) -> Case:
@@ -118,7 +115,7 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _identity(case: Case) -> tuple[object, ...]:
-    """Return a key that a configuration has under any name."""
+    """Return a key that a configuration has whatever its variant's name."""
     axes = case.model, case.engine, case.pass_, case.precision, case.batch_size, case.setting
     return (*axes, *sorted((name, str(value)) for name, value in _options(case).items()))
 

@@ -45,19 +45,17 @@ _LAYER = [
     figure("TFLOP/s total", "total_tflops"),
     field("peak_memory_mib", expendable=2),
 ]
-
-
 _LARGEST = [
     *map(field, ("model", "pass", "setting", "variant", "precision")),
     *(figure("Largest batch", "largest", numbers.whole), field("peak_memory_mib")),
     *(figure("Too large", "refused", numbers.whole), prose("Why", "why")),
 ]
 _WIDE = 2.0
-"""A range is too wide to be useful if its ends differ by this ratio or more."""
+"""A range is called wide if its ends differ by more than this ratio."""
 
 
 def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Config) -> int:
-    """Print a row for each model, variant and pass, and the files' missing inputs; returns 2 if no case can run."""
+    """Print a row for each model, variant and pass, and missing inputs of .onnx files; return 2 if no case can run."""
     seconds = {case.id: estimate_seconds(case, config.budget) for case in cases}
     groups = grouped(((case.model, case.variant, case.pass_, case.unsupported), seconds[case.id]) for case in cases)
     rows = [
@@ -79,7 +77,7 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
 
 
 def _missing_inputs(cases: Sequence[Case]) -> dict[str, str]:
-    """Map each file to the error that names the sizes and values the job lacks."""
+    """Map each .onnx file to the error that names the sizes and values that the job lacks."""
     errors = {}
     for source in {case.subject: case.source for case in cases if case.source.onnx}.values():
         try:

@@ -1,8 +1,8 @@
 """Watch the machine while a run measures: the GPU's sensors, other runs on the device, and other work.
 
-A process of its own reads NVML and writes one line a reading, so that it slows neither the measured process nor the
-display. Runs on one device find each other by a locked file in the temporary folder, which the kernel frees as soon as
-a run ends.
+A separate process reads NVML and writes a line for each reading, so that it slows neither the measured process nor the
+display. Runs on one device notice each other by a lock file in the temporary folder; the kernel unlocks it when a run
+ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def watch(argument: tuple[str, Path], report: Report) -> None:
 
 
 class Watcher(AbstractContextManager["Watcher", None]):
-    """The process that reads a GPU throughout a run. Without a GPU it has no readings."""
+    """A process that reads a GPU throughout a run. Without a GPU it has no readings."""
 
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
         self._call: Call | None = None
@@ -97,7 +97,7 @@ def _parse(line: str) -> Reading | None:
 
 
 class DeviceLock(AbstractContextManager["DeviceLock", None]):
-    """This run's claim on a device: a GPU's UUID, or "cpu". Claims always succeed if the lock cannot be created."""
+    """This run's claim on a device: a GPU's UUID, or "cpu". If its file cannot be created, each claim succeeds."""
 
     def __init__(self, device: str) -> None:
         self._path = lock_folder() / f"runtime-profiler-{device.replace('/', '-')}.lock"
@@ -120,7 +120,7 @@ class DeviceLock(AbstractContextManager["DeviceLock", None]):
 
 
 def _open_shared(path: Path) -> int:
-    """Open a lock that may belong to another user; filelock refuses those."""
+    """Open a lock file that may belong to another user, which filelock refuses."""
     usual = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, usual)  # In /tmp, Linux refuses O_CREAT on another user's file.
@@ -147,27 +147,27 @@ class Quiet:
         """Wait for a quiet machine. Call this before preparing, and right before measuring."""
         end = time.monotonic() + 60 * self._minutes
         waiting = f"waiting up to {self._minutes:g} minutes for the machine to be quiet: {{}}".format
-        first = who = self._busy()
-        while who and time.monotonic() < end:
-            self._display.doing(waiting(first))  # Not `who`, which changes every second.
-            who = self._busy()
-        if who and not self._has_warned:
+        first = work = self._busy()
+        while work and time.monotonic() < end:
+            self._display.doing(waiting(first))  # Not `work`, which changes every second.
+            work = self._busy()
+        if work and not self._has_warned:
             self._has_warned = True
             hint = "" if self._minutes else f"; {WHEN_IDLE} waits for its end"
-            self._display.announce(f"measuring beside other work: {who}{hint}")
+            self._display.announce(f"measuring beside other work: {work}{hint}")
 
     def is_shared(self) -> bool:
         """Return whether another run has the device now."""
         return self._lock.is_taken()
 
     def _busy(self) -> str | None:
-        """Say who else uses the machine. Only a wait looks for other work, which takes a second."""
+        """Say who else uses the machine. Looks for other work, which takes a second, only if it may wait."""
         work = other_work(self._nvml) if self._minutes else None
         return "another run measures on this device" if self.is_shared() else work
 
 
 def busy_share() -> float:
-    """Spin on every processor for half a second; return the share that other work took, or 0 if it is small."""
+    """Spin on every processor for half a second; return other work's share of their time, or 0 if it is small."""
     cores, block, before = usable_cores(), bytes(2**20), processor.read()
     end = time.monotonic() + _LOOK_SECONDS
 
