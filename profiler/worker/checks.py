@@ -43,7 +43,7 @@ from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gr
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
 _LISTED = 3
-"""Reasons that a warning lists at most."""
+"""Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
@@ -51,12 +51,13 @@ _finite = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Replace non-finite errors by 0: they say nothing about usual ones."""
 _NOT_FINITE = "loss or outputs are not finite"
 _FLOOR = 1e-6
+"""Error of gradients that is usual at any precision."""
 _TIMES = 3
-"""Allowed ratio of a step's error to the error of the same step on the CPU at its precision."""
+"""Allowed ratio of a step's error to the usual one, which the same step has on the CPU at its precision."""
 
 
 class Allowance(NamedTuple):
-    """Time for comparing further items: the case has `spent` seconds, ends in `remaining`, and a call takes `call`."""
+    """Seconds that limit comparing further items: `spent` on the case, `remaining` for it, and a `call`'s."""
 
     spent: float
     remaining: float
@@ -77,7 +78,7 @@ def verify(
 ) -> None:
     """Compare outputs or gradients with the reference, and the proof with the request; fail a row that differs.
 
-    Compares further items than the batch's while the `allowance` lasts.
+    Compares items beyond the batch while the `allowance` lasts.
     """
     case, model = task.case, task.prepared
     if case.pass_ == "inference" and model.reference(case) is not None:
@@ -105,7 +106,7 @@ def _check_outputs(
     result: Result,
     allowance: Allowance | None,
 ) -> None:
-    """Judge the outputs by the model's reference, the measured batch first: further items must hide nothing."""
+    """Judge the outputs by the model's reference: first the measured batch alone, whose errors others might hide."""
     case, model = task.case, task.prepared
     file = model.reference(case)
     assert file is not None
@@ -150,7 +151,7 @@ def _check_outputs(
 
 
 def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result: Result) -> None:
-    """Warn that nothing can be compared, and whether this engine answers equal calls alike."""
+    """Warn that nothing can be compared, and say whether this engine answers equal calls alike."""
     result.figures["rel_l2_error"] = None
     before = [array.copy() for array in outputs]
     session.run(ignore)
@@ -163,7 +164,7 @@ def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result:
 def _pairs(
     task: Task, names: Sequence[str], runs: Sequence[Sequence[Array]], reference: parity.Outputs
 ) -> tuple[list[Pair], list[str]]:
-    """Pair the outputs of all runs with the reference's, without padding; the second list has the problems."""
+    """Pair the outputs of all runs with the reference's, without padding; also list outputs that have no pair."""
     ours = parity.Outputs.of_runs(names, runs, task.case.batch_size)
     pairs, problems = parity.align(ours, reference, task.case.source.outputs)
     bare = partial(parity.without_padding, specs=task.prepared.specs)
@@ -216,14 +217,14 @@ def _check_gradients(
 
 
 def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
-    """Find why a reference cannot check this batch size; None if it can.
+    """Return the reason why a reference cannot check this batch size; None if it can.
 
-    Its step may be random or depend on the batch, its loss or gradients may not be finite, or all gradients zero.
+    Its step may be random or depend on the batch, its loss or gradients may be non-finite, or all its gradients zero.
     """
     if truth.is_random:
         return Warning("unchecked-gradients", "the model draws random numbers")
     if truth.is_dependent and batch != reference_items(batch):
-        text = "the loss is no mean over the items, so its gradients depend on the batch"
+        text = "the loss is not a mean over the items, so its gradients depend on the batch"
         return Warning("unchecked-gradients", text)
     norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
     if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
@@ -238,7 +239,7 @@ def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
 def judge_gradients(precision: str, error: Deviation, usual: Deviation, norms: Mapping[str, float]) -> Finding:
     """Judge a row by the errors of loss and gradients: wrong, unusual for the precision, or fine.
 
-    `error` is the session's, `usual` the reference's at that precision; `norms` are of the reference's gradients.
+    `error` is the session's, `usual` the CPU's at that precision; `norms` belong to the fp64 gradients.
     """
     if not all(np.isfinite(value) for value in (error.result, error.gradient, *error.tensors.values())):
         return f"the gradients are not finite{FP16_ENDS if precision.endswith('fp16') else ''}"
@@ -288,7 +289,7 @@ def mismatch(case: Case, proof: Proof) -> str | None:
 
 
 def remarks(case: Case, proof: Proof) -> list[Warning]:
-    """Warn of facts that contradict nothing but matter."""
+    """Warn of facts in the proof that matter but contradict nothing."""
     warnings = []
     types = proof.compute_types
     if case.calibrated is False and ENGINES[case.engine].needs == "onnx" and graph_of(case) != DYNAMIC:
@@ -333,11 +334,11 @@ def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
 
 
 def _mixed(case: Case, types: Mapping[str, int]) -> bool:
-    """Return whether strays are expected.
+    """Return whether types other than the requested one are expected.
 
     The runtime chooses which operators of a Q/DQ graph run in int8, and not all have an integer kernel; torchao
-    quantizes only linear layers. Without any in 8 bits, the precision did not happen. A user's model may compute a few
-    products in fp32, such as rotary embeddings or torch's plain attention, and any in float64.
+    quantizes only linear layers. So 8 bits need only one product in 8 bits. A user's model may compute less than half
+    of its products in fp32, such as rotary embeddings or torch's plain attention, and any number in float64.
     """
     if case.precision in EIGHT_BITS:
         return types.get(_TYPES[case.precision], 0) > 0

@@ -1,7 +1,6 @@
 """Time calls by several clocks, in milliseconds.
 
-docs/method.md defines the clocks. A session never owns a clock: it only calls `mark` at inner boundaries, and the clock
-records there.
+docs/method.md defines the clocks. A session owns no clock: it calls `mark` at inner boundaries, and the clock records.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ Samples = dict[str, list[float]]
 """Intervals in milliseconds by clock, in measured order."""
 
 _LEAD_IN = 2
-"""Untimed calls after a synchronize: they start on an idle device, unlike the steady state."""
+"""Untimed calls after a synchronize: these start on an idle device, unlike later ones."""
 GATE_SLACK_MS = 0.5
 """A gate stays closed for twice the enqueue time plus this."""
 _GATE_LONGEST_MS = 400.0
 _CAPTURED_READS = 10
-"""Calls a chunk that read boundaries inside a captured graph: each needs a synchronize."""
+"""Calls of each chunk that read boundaries inside a captured graph; each needs a synchronize."""
 
 
 class Clock:
-    """Times calls on one device. By default calls have finished when they return."""
+    """Times calls on one device. This base assumes that calls have finished when they return."""
 
     headline: str
     """The clock whose median is the row's latency."""
@@ -71,7 +70,7 @@ class Clock:
 
     def throughput(self, run: TimedCall, seconds: float, call_ms: float) -> float:
         """Return calls per second of a back-to-back loop of at least `seconds`; a call takes about `call_ms`."""
-        # Counted beforehand: the device's queue accepts far more than `seconds` of calls before it blocks the host.
+        # Count calls beforehand: the host could enqueue far more than `seconds` of work before the queue blocks it.
         calls = max(1, math.ceil(seconds * 1000 / call_ms))
         while True:
             self.synchronize()
@@ -138,14 +137,14 @@ class CudaClock(Clock):
         self._marks: list[tuple[str, torch.cuda.Event]] = []
         self._captured: list[tuple[str, torch.cuda.Event]] = []
         self.before_gated: Callable[[], None] = lambda: None
-        """Enqueued before each gated call, outside its interval: a flush of the L2 cache, to compare with NVBench."""
+        """Called before each gated call, outside its interval. benchmarks/verify_gpu.py flushes the L2 cache here."""
         self._cycles_per_ms = self._calibrate()
 
     def synchronize(self) -> None:
         self.stream.synchronize()
 
     def mark(self, name: str) -> None:
-        """Record the boundary `name`; during a graph's capture an external event, which every replay records again."""
+        """Record the boundary `name`. During a capture, record an external event, which every replay records again."""
         if self._torch.cuda.is_current_stream_capturing():
             event = self._torch.cuda.Event(enable_timing=True, external=True)
             self._captured.append((name, event))
@@ -215,7 +214,7 @@ class CudaClock(Clock):
     def _gated(self, run: TimedCall, enqueue_ms: float, block: int) -> Samples | None:
         """Sample `block` calls behind a gate; lengthen a gate that opens too early.
 
-        Returns None if the longest gate opens too early, as it does for more launches than fit the queue (about 1,000).
+        Returns None if even the longest gate opens too early, as with more launches than the queue holds (about 1,000).
         """
         gate_ms = 2 * enqueue_ms * block + GATE_SLACK_MS
         while True:

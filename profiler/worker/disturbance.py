@@ -24,12 +24,12 @@ CARD = 0.05
 _EVIDENCE_S = 5 * TICK_S
 """Shortest time of others that counts: the kernel counts in ticks, and a few are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
-"""Warnings of a GPU's row whose latency may be the host's."""
+"""Warnings of a GPU's row that say that the host may set its latency."""
 _POLL_S = 0.1
 
 
 class Card:
-    """Sees other processes on a GPU; create it before this process uses that. Without a GPU it sees nothing."""
+    """Sees other processes on a GPU; create it before this process uses the GPU. Without a GPU it sees nothing."""
 
     def __init__(self, nvml: Nvml, sleep: Callable[[float], None] = time.sleep) -> None:
         self._nvml = nvml
@@ -43,7 +43,7 @@ class Card:
             self._busy = nvml.utilization()
 
     def opened(self) -> None:
-        """Call once this process uses the GPU: a new process is ours, whatever its number in NVML."""
+        """Call this as soon as this process uses the GPU: the new process is ours, whatever number NVML gives it."""
         self._ours = (self._nvml.pids() or frozenset()) - self._others
 
     def share(self, since: float) -> float:
@@ -60,8 +60,8 @@ class Card:
 def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool:
     """Return whether a busy processor makes a row doubtful: always on the CPU.
 
-    Not on a GPU whose calls take as long back to back as alone and queued before they start ("gpu"): then the queue
-    never ran dry, and no compared figure is the host's.
+    On a GPU it does not if calls take as long back to back as when each is enqueued before it starts ("gpu"): then the
+    queue never ran dry, and the host set no compared figure.
     """
     return device == "cpu" or "gpu" not in clocks or not _HELD_UP_BY_THE_HOST.isdisjoint(kinds)
 

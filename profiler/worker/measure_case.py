@@ -31,13 +31,13 @@ from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run,
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _TIMEOUT_SHARE = 0.8
-"""Share of a case's timeout after which the worker stops sampling, so that no figures are lost."""
+"""Share of a case's timeout after which sampling stops, so that its figures are not lost."""
 _THREAD_SECONDS = 0.05
 """Pause for the model's threads to finish their work."""
 
 
 class Bench:
-    """The clock, meters and phases of a case. Create it before anything else touches the device."""
+    """The clock, meters and phases of a case. Create it before anything touches the device."""
 
     def __init__(self, task: Task, report: Report) -> None:
         self.task, self.report, self.nvml = task, report, Nvml(task.gpu)
@@ -76,7 +76,7 @@ class Bench:
 
 
 def measure_case(task: Task, report: Report) -> Result:
-    """Open, warm up, measure and check one case; the Result leaves before the session is closed."""
+    """Open, warm up, measure and check one case; report the result before the session closes."""
     heap = random_heap()
     check_inputs(task)
     bench = Bench(task, report)
@@ -102,8 +102,8 @@ def random_heap() -> list[bytes]:
     """Allocate half a megabyte in blocks of random sizes; keep it while the case is measured.
 
     The heap's layout decides how many pages an eager call on a CPU returns to the system and faults in again: 575 to
-    1,032 for one network, the same in all forks of a holder. They would agree with each other, and not with the next
-    holder's forks (docs/method.md).
+    1,032 for one network, the same in all forks of a holder. Without random blocks, these would agree with each other,
+    but not with the next holder's forks (docs/method.md).
     """
     draw = random.SystemRandom()
     return [bytes(draw.randrange(1, 64_000)) for _ in range(draw.randrange(1, 32))]
@@ -126,7 +126,7 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
 def _first_run(session: Session, bench: Bench, result: Result) -> float:
     """Return the seconds of the first call.
 
-    From here on each timed call gets new inputs, if the model's Python code runs and accepts them.
+    From then on each timed call gets new inputs, if the session runs the model's Python code, and that accepts them.
     """
     task, specs = bench.task, bench.task.prepared.specs
     if not isinstance(session, Renewable) or task.case.pass_ != "inference" or task.only_fits:
@@ -147,7 +147,7 @@ def _first_run(session: Session, bench: Bench, result: Result) -> float:
 
 
 def _measure(session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
-    """Add samples, throughput, and energy if requested and the timeout allows."""
+    """Add samples, throughput, and the energy if requested and if the timeout allows."""
     task, case = bench.task, bench.task.case
     bench.enter(Phase.MEASURE)
     remaining = bench.remaining()
@@ -209,7 +209,7 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
 
 
 def _run_own_inputs(session: Renewable, bench: Bench, expected_ms: float) -> None:
-    """Run the job's inputs after others, at another address: a remembered output is then wrong."""
+    """Run the job's inputs after others, and at another address, so that a remembered output is wrong."""
     inputs = seeded_inputs(bench.task.prepared.specs, bench.task.case.batch_size)
     if bench.remaining() > 4 * expected_ms / 1000:
         session.move()

@@ -1,7 +1,6 @@
 """Meter the memory of a process and of a GPU.
 
-NVML reads the memory of the whole device, since figures by process are not available everywhere: other processes on the
-device count too.
+NVML reads the memory of the whole device, other processes' too: figures by process are not available everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def holding() -> Iterator[None]:
 
 
 class HostMeter:
-    """Growth of this process's resident memory in MiB, with a model that it was forked with; None without /proc."""
+    """Growth of this process's resident memory in MiB, including a model that a holder made; None without /proc."""
 
     def __init__(self) -> None:
         now = resident_mib("VmRSS")
@@ -73,11 +72,11 @@ class DeviceMeter:
         self._peak: float | None = None
 
     def context_created(self) -> None:
-        """Call once only the CUDA context exists."""
+        """Call this when only the CUDA context exists."""
         self.context_mib = self._step(self.read())
 
     def loaded(self) -> None:
-        """Call once the model is on the device, before it runs."""
+        """Call this when the model is on the device, before it runs."""
         self._loaded = self.read()
 
     def read(self) -> float | None:
@@ -90,8 +89,9 @@ class DeviceMeter:
     def parts(self, declared: Memory) -> Figures:
         """Return the parts of the peak: context, weights, gradients, optimizer, activations and other.
 
-        `other` is slack, unused in the engine's allocator, and library: loaded kernels, and handles of cuDNN and
-        cuBLAS. Undeclared activations are the growth after loading, by the first run and the search for algorithms.
+        `other` is the sum of `slack`, unused memory in the engine's allocator, and `library`: loaded kernels, and
+        handles of cuDNN and cuBLAS. Undeclared activations are the growth after loading, in the first run and the
+        search for algorithms.
         """
         peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
         if activations is None and self._peak is not None and self._loaded is not None:

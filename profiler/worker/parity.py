@@ -28,13 +28,17 @@ WRONG = 0.5
 _L2 = "relative L2 error"
 _REPEATED = 1e-5
 """Largest error between two equal calls of one runtime."""
-_DECADES, _FEWEST_VALUES, _CANCELLED = 5, 32, 10
-"""Channels 10^5 below the largest are rounding; fewer values say nothing; factor that cancelling numbers may lose."""
+_DECADES = 5
+"""Channels with norms 10^5 below the largest hold nothing but rounding."""
+_FEWEST_VALUES = 32
+"""Fewer values of small channels say nothing."""
+_CANCELLED = 10
+"""Small channels may have this many times the usual error, since cancelling numbers lose digits."""
 OF_ONE = 1e-6
 """Rounding of numbers near 1, eight units of fp32: ONNX Runtime's sigmoid adds 0.5, so even tiny results are off by
 2e-7."""
 _DEPENDENT = 1e-3
-"""Items depend on each other if one alone differs from itself in a batch by more."""
+"""Items depend on each other if an item's outputs alone and in a batch differ by more."""
 FP16_ENDS = "; fp16 ends at 65,504, bf16 does not"
 
 
@@ -47,11 +51,11 @@ class Outputs:
     unsteady: str = ""
     """Why equal calls differ: the model keeps state, or draws random numbers."""
     maker: str = ""
-    """Their maker, unless the engine for references."""
+    """The maker, if not the engine for references."""
     dependent: bool = False
     """True if an item's outputs depend on the other items."""
     axes: Mapping[str, int] = field(default_factory=dict)
-    """Axis of the items by output, unless the first."""
+    """Axis of the items by output, if not the first."""
 
     @classmethod
     def of_runs(
@@ -70,7 +74,10 @@ class Outputs:
         return cls(arrays, batch, unsteady, maker, axes=item_axes)
 
     def beside(self, other: Outputs) -> Outputs:
-        """Return these outputs with the axes of items that `other` reveals: only their sizes are the two batches."""
+        """Return these outputs with axes of items found by comparison with `other`, of another batch size.
+
+        An output's only axis whose two sizes are the two batch sizes holds the items.
+        """
         axes = dict(self.axes)
         for name in self.arrays.keys() & other.arrays.keys():
             pairs = list(zip(self.arrays[name].shape[1:], other.arrays[name].shape[1:], strict=False))
@@ -80,7 +87,7 @@ class Outputs:
         return replace(self, axes=axes)
 
     def with_item(self, alone: Outputs, item: int) -> Outputs:
-        """Return these outputs, marked `dependent` if the item differs from itself `alone`."""
+        """Return these outputs, marked `dependent` if the item's outputs differ from its outputs `alone`."""
         together, alone = self.beside(alone), alone.beside(self)
         rows = [(alone.rows(name), together.rows(name)) for name in self.arrays if name in alone.arrays]
         pairs = [Pair(first[0], batch[item]) for first, batch in rows if first is not None and batch is not None]
@@ -203,7 +210,7 @@ def align(ours: Outputs, reference: Outputs, selected: Sequence[str]) -> tuple[l
 
 
 def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tuple[Array, Array] | None:
-    """Return the common items, along axes whose sizes are multiples of the batch; None if the shapes do not fit."""
+    """Return the common part, cut along axes whose sizes are in the ratio of the batches; None if the shapes differ."""
     if ours.ndim != truth.ndim:
         return None
     # A smaller batch has the first items of a larger one.
@@ -214,7 +221,7 @@ def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tupl
 
 
 def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
-    """Return an output with zeros at padding tokens, whose values mean nothing."""
+    """Return an output with zeros at padding tokens: their values mean nothing."""
     tokens = padding(specs, array.shape)
     if tokens.any():
         array = array.copy()
@@ -238,9 +245,9 @@ class Hidden(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """An output's error, in a `measure`: of the whole, and of each of its `items`.
+    """The error of an output and of each of its `items`; `measure` names the kind of error.
 
-    `wrong` says which shapes, or values that are not finite, disagree.
+    `wrong` says which shapes or non-finite values disagree.
     """
 
     error: float
@@ -255,7 +262,7 @@ class Difference:
     is_zero: bool = False
     """True if the reference is zeros."""
     hidden: Hidden | None = None
-    """The worst channels of those whose errors the norm of others hides."""
+    """The worst small channels: the norm of larger ones hides their errors."""
 
     @property
     def judged(self) -> float:
@@ -306,7 +313,7 @@ def _share_of_wrong(ours: Array, reference: Array) -> float:
 
 
 def _disagreement(pair: Pair) -> str | None:
-    """Say which shapes, or values that are not finite, disagree; None if both sides agree."""
+    """Say which shapes or non-finite values disagree; None if both sides agree."""
     if pair.ours.shape != pair.truth.shape:
         shapes = f"has shape {pair.ours.shape}, the reference {pair.truth.shape} of the same call"
         return f"the outputs are wrong: output {pair.name} {shapes}"
@@ -347,8 +354,8 @@ def figures(
 ) -> Figures:
     """Return the errors of items, and the share of items whose first output has the reference's top class.
 
-    An item's error is the largest of its outputs, of outputs without items, and of hidden channels. Inputs repeat after
-    `distinct` items. Top-1 agreement needs two-dimensional outputs of floats and real weights: with seeded ones it says
+    An item's error is the largest one of its outputs, of outputs without items, and of hidden channels. Inputs repeat
+    after `distinct` items. Top-1 agreement needs two-dimensional outputs of floats, and real weights: seeded ones say
     nothing about accuracy. A reference of zeros gives no error.
     """
     agreement = None

@@ -36,7 +36,7 @@ except FileNotFoundError:  # Its parent was interrupted, and has removed the log
     os._exit(0)
 faulthandler.enable()  # The log shows where a library's import aborts.
 if log := os.environ.get(LOG):
-    # Imports that write into the temporary folder, or remember its name, use the run's own.
+    # Libraries that write into the temporary folder, or remember its name, must use the run's.
     os.environ["TMPDIR"] = tempfile.tempdir = str(Path(log).parent)
 
 # Imports below ask torch for a GPU. NVML answers without touching a device, which a fork could not share.
@@ -63,7 +63,7 @@ try:
             importlib.import_module(_module)
     settings.put_back(_usual)
 
-    # Nothing here is garbage: a worker's collection would visit, and so copy, all of it in 0.4 s.
+    # Nothing here is garbage, and a worker's collection would visit, and so copy, all of it in 0.4 s.
     gc.freeze()
 except Exception:
     ERROR = traceback.format_exc()

@@ -72,21 +72,21 @@ _CUDA_NOT_INITIALIZED = 3
 _CPU_SECONDS = 60.0
 """Seconds for a model's reference outputs on the CPU: every network of the catalog needs less."""
 _FIRST_BYTES = 2**30
-"""Limit for the outputs of the measured batch."""
+"""Most bytes of a reference's outputs for the measured batch."""
 _EXACT_SECONDS = 5.0
 """Seconds for an optional evaluation in float64."""
 _ROUNDING = 1e-4
 """Largest relative L2 error of fp32 to float64 that rounding explains."""
 _SHARE = 0.1
-"""An error of ONNX Runtime is rounding if onnx's evaluator has at least this share of it in fp32."""
+"""ONNX Runtime's error is due to fp32 if onnx's evaluator in fp32 has at least this share of it."""
 _FURTHER_SECONDS = 3.0
 """Seconds for items beyond the first run."""
 _FURTHER_BYTES = 2**27
-"""Limit for the outputs of all items, unless the first run alone exceeds it."""
+"""Most bytes of outputs of all items, unless the first run alone exceeds them."""
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
-    """Make a model's identity, input shapes and fp32 weights, and check its files of graphs.
+    """Make a model's identity, input shapes and fp32 weights, and check its .onnx files.
 
     Raises exporters.source.ModelError, and Unsupported if the engine for reference outputs is not installed.
     """
@@ -121,7 +121,7 @@ def prepare_reference(argument: tuple[ModelSource, Path | None, int, Path], repo
 
 
 def hold_model(argument: tuple[ModelSource, Path], report: Report) -> HeldModel:
-    """Make a torch module, then fork calls that share it from this process; return it if forking is impossible.
+    """Make a torch module, and fork calls that share it from this process; return it if that is impossible.
 
     Computes with one thread and on no device: neither threads nor devices survive a fork. Raises
     exporters.source.ModelError.
@@ -144,7 +144,7 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> HeldModel:
 
 
 class _Card(SimpleNamespace):
-    """A GPU's properties from NVML. Others come from CUDA, after which nothing is forked from this process."""
+    """A GPU's properties from NVML. Others come from CUDA; nothing can be forked from this process after that."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda._get_device_properties(0), name)  # type: ignore[attr-defined]
@@ -173,7 +173,7 @@ def described_gpus() -> Iterator[None]:
 
 
 def _has_cuda() -> bool:
-    """Return whether this process has initialized CUDA, which no fork could use then."""
+    """Return whether this process has initialized CUDA: its forks could not use it then."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -192,7 +192,10 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
 
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], Path], report: Report) -> Cost:
-    """Count a model's least FLOPs and bytes; (source, model, is trained, gradient of its input, frozen parameters)."""
+    """Count the fewest FLOPs and bytes that a model needs.
+
+    The argument is (source, model, is trained, with the input's gradient, frozen parameters, the cache's folder).
+    """
     source, prepared, trains, of_input, frozen, root = argument
     # All precisions have the same FLOPs.
     free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}
@@ -203,7 +206,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str
 def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:
     """Take the first training step in fp64, and measure the errors of the same step at the rows' precisions."""
     source, prepared, step, root = argument
-    assert prepared.state is not None, "what trains is a torch module"
+    assert prepared.state is not None, "only torch modules are trained"
     return cached_gradients(source, prepared.specs, prepared.state, step, Cache(root))
 
 
@@ -349,8 +352,8 @@ def _exact(
 ) -> list[Array] | None:
     """Return float64 outputs if ONNX Runtime's fp32 outputs differ from them by more than rounding.
 
-    onnx's evaluator has faults too, such as in batch norms before opset 14. So its outputs count only if its fp32
-    outputs are off by as much, or if fp32's rounding of 1 explains the difference.
+    onnx's evaluator has faults too, such as in batch norms before opset 14. So its outputs count only if its own fp32
+    outputs have a tenth of the error too, or if fp32's rounding of numbers near 1 explains the error.
     """
     feeds = dict(zip((spec.name for spec in specs), inputs, strict=True))
     exact = _evaluated(path, feeds, names, first, double=True)

@@ -22,11 +22,11 @@ from profiler.worker.disturbance import CARD, disturbances
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
-"""Seconds a kernel, at most a case's sampling time; skips a kernel if two calls do not fit."""
+"""Seconds for each kernel, at most a case's sampling time; a kernel is skipped if two calls do not fit."""
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
-    """Measure the device's roofs, without those that fail; (device, precisions, seconds a kernel)."""
+    """Measure the device's roofs, except those that fail. The argument is (device, precisions, seconds a kernel)."""
     device, precisions, seconds = argument
     nvml = Nvml(visible_gpus()[0].uuid if device == "cuda" else None)
     if device == "cuda":
@@ -58,7 +58,7 @@ def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[st
 
 
 def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> float:
-    """Return the best rate over kernels of growing size, without those that would take too long."""
+    """Return the best rate of kernels of growing size, except those that would take too long."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     best = {"product": 0.0, "convolution": 0.0}

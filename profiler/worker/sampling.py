@@ -22,7 +22,7 @@ from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
 Now = Callable[[], float]
 
 _SHORT_MS = 0.05
-"""Shorter calls are timed in blocks of this duration: recording events would show in their intervals."""
+"""Shorter calls are timed in blocks of this duration, since recording events would lengthen their intervals."""
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
@@ -30,7 +30,7 @@ _FEWEST = 3
 """Fewest samples of the other clocks."""
 _THROUGHPUT_SECONDS = 0.5
 _LOOP_SHARE = 0.9
-"""Timed calls that last this share of the loop's seconds replace it: gaps between them are not timed."""
+"""Timed calls replace the loop if they last this share of its seconds."""
 ENERGY_SECONDS = 5.0
 """The counter moves ten to fifty times a second, so a loop this long is accurate to about 1 %."""
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
@@ -59,8 +59,8 @@ def first_run(session: Session, clock: Clock) -> float:
 def warm_up(session: Session, clock: Clock, budget: Budget, now: Now = perf_counter) -> tuple[float, bool]:
     """Run until two consecutive windows agree within 2 %; return milliseconds per call, and whether the case is steady.
 
-    Takes at least 10 calls and 200 ms, or a single slower call, and at most half the budget's seconds. If the last two
-    windows disagree then, despite time for more, the case is not steady.
+    Takes at least 10 calls and 200 ms, unless calls are slow, and at most half the budget's seconds. The case is not
+    steady if the last two windows of a warm-up with enough calls disagree.
     """
     start = now()
     last = _window(session, clock, 1, now)
@@ -89,8 +89,8 @@ def measure(
 ) -> Measurement:
     """Sample every clock of the device, or only the headline's.
 
-    `expected_ms` is the warm-up's, and `report` gets partial samples. Reads the processors before and after, but never
-    while timing.
+    `expected_ms` is the warm-up's time of a call, and `report` gets partial samples. Reads the processors before and
+    after, but never while timing.
     """
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
     result = Measurement()

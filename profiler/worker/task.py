@@ -1,4 +1,4 @@
-"""Define a worker's input, `Prepared` and `Task`, and make an engine's job of it. Imports no torch."""
+"""Define the worker's input, `Task` and `Prepared`, and make an engine's job of it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 7
-"""Items to compare outputs over if affordable, and to make a reference of if its batch is not."""
+"""Items to compare if affordable, and items of a reference if the whole batch is not affordable."""
 MOST_REFERENCE_ITEMS = 9 * REFERENCE_ITEMS
+"""Most items of a reference, unless one batch has more."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Prepared:
     """Reference outputs by the batch size of the compared call."""
     onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
-    """Failures by "model" for all of it, a graph's name, or `batch_failure`."""
+    """Failures of the whole model ("model"), of a graph by its name, or of a batch size by `batch_failure`."""
     cost: Cost = field(default_factory=Cost)
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """References of gradients by head and number of items; a text says why one is missing."""
@@ -69,7 +70,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Task:
-    """One case to be measured, on the GPU of that UUID if there is one."""
+    """A case to measure; `gpu` is a UUID."""
 
     case: Case
     prepared: Prepared
@@ -80,7 +81,7 @@ class Task:
     profile: bool = False
     """Time the layers once everything has been measured."""
     only_fits: bool = False
-    """Find out only whether the batch fits: near the limit a call takes seconds."""
+    """Only find out whether the batch fits, since a call near the limit takes seconds."""
 
 
 def usual_items(specs: Sequence[TensorSpec]) -> int:
@@ -120,7 +121,7 @@ def static_graph(graph: str, batch: int) -> str:
 
 
 def has_checked_gradients(case: Case) -> bool:
-    """Return whether the case's gradients have a reference: with dropout they differ in every iteration."""
+    """Return whether the case's gradients can have a reference: with dropout they differ in every iteration."""
     return case.pass_ == "training" and not case.training.dropout
 
 
@@ -145,7 +146,7 @@ def make_job(
 ) -> Job[Options]:
     """Make an engine's job for the case, with a batch of inputs.
 
-    If the task is only to fit, the inputs repeat the reference's items.
+    With `only_fits` the inputs repeat MOST_REFERENCE_ITEMS items.
     """
     case, prepared, graph = task.case, task.prepared, task.prepared.graph(task.case)
     distinct = MOST_REFERENCE_ITEMS if task.only_fits else None

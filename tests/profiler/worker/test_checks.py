@@ -196,7 +196,7 @@ def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None
         (1.0, {"weight": 1.0, "bias": 0.0}, {}, "None"),
         (1.0, {}, {}, "unchecked-gradients: hooks of the model leave no gradients"),
         (1.0, {"weight": 1.0}, {"is_random": True}, "unchecked-gradients: the model draws random numbers"),
-        (1.0, {"weight": 1.0}, {"is_dependent": True}, "unchecked-gradients: the loss is no mean over the items"),
+        (1.0, {"weight": 1.0}, {"is_dependent": True}, "unchecked-gradients: the loss is not a mean over the items"),
     ],
 )
 def test_a_reference_that_checks_nothing_is_named(
