@@ -23,23 +23,14 @@ from pydantic import (
 )
 
 from engines.catalog import ENGINES, PRESETS, Engine
-from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
+from engines.options import DEVICES, HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
 from exporters import named_files
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Filter, nearest_engine, read_option
-from profiler.job.mistakes import (
-    DEVICE_BLOCKS,
-    EXPECTED,
-    Location,
-    Origin,
-    check_word,
-    mistake,
-    read,
-    yaml_text,
-)
+from profiler.job.mistakes import EXPECTED, Location, Origin, check_word, mistake, read, yaml_text
 from profiler.machine.target import DEVICE_WORDS, is_device
 from profiler.published.studies import STUDIES
 
@@ -99,7 +90,7 @@ def _valid_engine(name: str) -> str:
 
 def _filter(data: Any, info: ValidationInfo) -> Filter:
     """Validate conditions: a misspelt word would silently exclude nothing."""
-    conditions = data if isinstance(data, Filter) else Filter.of(data)
+    conditions = Filter.of(data)
     if not {"engines", "models", "layers"} <= info.data.keys():
         return conditions  # Their own mistakes come first.
     engines = [*(entry.label for entry in info.data["engines"]), *PRESETS, *ENGINES]
@@ -442,7 +433,8 @@ class JobFile:
             is_block = key in _OPTIONS
             typed |= {(key, leaf): _OPTIONS[key] for leaf in value} if is_block else {(key,): f"--{key}"}
         data, origin = dict(self._data), Origin(self.path, self._lines, typed, block=device_kind)
-        block = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}.get(device_kind) or {}
+        blocks: dict[str, Any] = {kind: data.pop(kind, None) for kind in DEVICES}
+        block = blocks.get(device_kind) or {}
         if not isinstance(block, dict):
             raise origin.error("expected keys and values", (device_kind,))
         defaults = {"suite": self.path.stem}

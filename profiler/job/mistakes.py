@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import RoundTripConstructor
 
+from engines.options import DEVICES
 from exporters.errors import shown
 from exporters.named_files import read_bytes
 from profiler.errors import ConfigError, nearest
@@ -21,8 +22,6 @@ from profiler.errors import ConfigError, nearest
 Location = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 Lines = dict[Location, int]
-DEVICE_BLOCKS = ("cpu", "cuda")
-"""Keys of a job whose blocks apply on that device."""
 EXPECTED = {
     "list_type": "must be a list: put it in [ ]",
     "tuple_type": "must be a list, such as [3, 224, 224]",
@@ -200,7 +199,7 @@ def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
             owner = next(_with_fields(owner.model_fields[part].annotation))
     if is_dataclass(owner):
         return list(owner.__dataclass_fields__)
-    return [*owner.model_fields, *(() if location else DEVICE_BLOCKS)]
+    return [*owner.model_fields, *(() if location else DEVICES)]
 
 
 def _with_fields(annotation: Any) -> Iterator[Any]:
