@@ -212,8 +212,9 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
 
 
 def _overrides(options: Options) -> dict[str, Any]:
-    names = ("device", "profile", "search", *["replicates"][: options.resume is None])
-    keys: dict[str, Any] = {name: getattr(options, name) for name in names}
+    keys: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "search")}
+    if options.resume is None:  # In a resumed run --replicates only confirms winners.
+        keys["replicates"] = options.replicates
     keys |= {"output": options.output and os.path.realpath(options.output), "machine": machine_keys(options.machine)}
     keys["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     needs = [PERCENTILE_NEEDS.get(int(number), 0) for number in _PERCENTILE.findall(" ".join(options.max_latency_ms))]

@@ -305,8 +305,8 @@ class Stages:
 
     def _take_gradients(self, name: str, key: tuple[str, int], outcome: Outcome) -> None:
         why = f"{outcome.reason}{f'; see {outcome.log}' if outcome.log else ''}"
-        reference = outcome.value if outcome.status == "ok" else why
-        self._keep(name, "gradients", key, "", Outcome("ok", value=reference))
+        model, reference = self.prepared[name], outcome.value if outcome.status == "ok" else why
+        self.prepared[name] = replace(model, gradients={**model.gradients, key: reference})
 
     def _trainings(self) -> dict[str, Training]:
         """Return one training setting of each model: its settings share input gradient and frozen parameters."""
