@@ -274,14 +274,16 @@ def compare(pair: Pair) -> Difference:
     """Measure an output's error."""
     ours, truth = pair.ours, pair.truth
     if wrong := _disagreement(pair):
-        is_blind = pair.ours.shape == pair.truth.shape and _is_blind(pair.truth)
+        is_blind = ours.shape == truth.shape and _is_blind(truth)
         return Difference(float("nan"), name=pair.name, largest=float("nan"), wrong=wrong, is_blind=is_blind)
-    is_zero, largest, distance, measure = not truth.any(), None, _share_of_wrong, "share of wrong values"
-    if not is_exact(truth):
+    is_zero = not truth.any()
+    if is_exact(truth):
+        distance, measure, largest, hidden = _share_of_wrong, "share of wrong values", None, None
+    else:
         distance, measure = relative_l2, "L2 distance to zeros" if is_zero else _L2
         largest = float(np.max(np.abs(np.subtract(*finite(ours, truth))), initial=0.0))
+        hidden = None if is_zero else _hidden(pair)
     items = tuple(map(distance, ours, truth)) if pair.by_item else ()
-    hidden = None if is_exact(truth) or is_zero else _hidden(pair)
     return Difference(distance(ours, truth), measure, pair.name, largest, items, is_zero=is_zero, hidden=hidden)
 
 
