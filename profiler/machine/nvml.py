@@ -14,7 +14,6 @@ import pynvml
 
 from profiler.errors import ConfigError
 
-MIB = 2**20
 UTILIZATION_SECONDS = 1.0
 """Longest period that NVML's utilization covers (a sixth of a second to a second), so it may include earlier work."""
 # NVML's bits: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -62,7 +61,8 @@ def visible_gpus() -> list[Gpu]:
         card = pynvml.nvmlDeviceGetHandleByIndex(number)
         uuid, name = pynvml.nvmlDeviceGetUUID(card), pynvml.nvmlDeviceGetName(card)
         capability = ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(card)))
-        cards.append(Gpu(number, uuid, name, pynvml.nvmlDeviceGetMemoryInfo(card).total / MIB, driver, capability))
+        memory_mib = pynvml.nvmlDeviceGetMemoryInfo(card).total / 2**20
+        cards.append(Gpu(number, uuid, name, memory_mib, driver, capability))
     requested = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = cards if requested is None else _requested(requested, cards)
     return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
@@ -104,7 +104,7 @@ class Nvml:
 
     def memory_mib(self) -> float | None:
         memory = self._ask("MemoryInfo")
-        return None if memory is None else float(memory.used / MIB)
+        return None if memory is None else float(memory.used / 2**20)
 
     def energy_mj(self) -> float | None:
         """Return millijoules since the driver was loaded."""
