@@ -42,28 +42,28 @@ def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
     with_name = [node for node in nodes if name in node]
     custom = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
     if name == "cpu":
-        return Kind(entry, "cpu", {"num_cpus": _most_of(nodes), "scheduling_strategy": "SPREAD"}, _large(nodes))
+        return Kind(entry, "cpu", {"num_cpus": _cores(nodes), "scheduling_strategy": "SPREAD"}, _hosts(nodes))
     if name == "cuda" and cards:
-        return Kind(entry, "cuda", {"num_gpus": 1}, _cards(cards))
+        return Kind(entry, "cuda", {"num_gpus": 1}, _gpus(cards))
     if typed := [node for node in cards if f"{_TYPE}{name}" in node]:
-        return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name}, _cards(typed))
+        return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name}, _gpus(typed))
     if name in custom:
         if all(node in cards for node in with_name):
             count = int(sum(min(node["GPU"], node[name]) for node in with_name))
             return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}}, count)
-        return Kind(entry, "cpu", {"num_cpus": _most_of(with_name), "resources": {name: 1}}, _large(with_name))
+        return Kind(entry, "cpu", {"num_cpus": _cores(with_name), "resources": {name: 1}}, _hosts(with_name))
     valid = sorted({"cpu", *custom, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
     raise ConfigError(f"devices: the cluster has no {name}{nearest(name, valid)}")
 
 
-def _most_of(nodes: Sequence[Mapping[str, float]]) -> int:
+def _cores(nodes: Sequence[Mapping[str, float]]) -> int:
     """Return just over half of the largest node's cores: no node can run two such tasks."""
     return int(max(node.get("CPU", 0) for node in nodes) // 2 + 1)
 
 
-def _large(nodes: Sequence[Mapping[str, float]]) -> int:
-    return sum(node.get("CPU", 0) >= _most_of(nodes) for node in nodes)
+def _hosts(nodes: Sequence[Mapping[str, float]]) -> int:
+    return sum(node.get("CPU", 0) >= _cores(nodes) for node in nodes)
 
 
-def _cards(nodes: Sequence[Mapping[str, float]]) -> int:
+def _gpus(nodes: Sequence[Mapping[str, float]]) -> int:
     return int(sum(node["GPU"] for node in nodes))
