@@ -141,7 +141,7 @@ class GraphInput(_Strict):
     @model_validator(mode="after")
     def _one(self) -> GraphInput:
         if (self.range is None) == (self.data is None) or (self.range and self.range[0] >= self.range[1]):
-            raise mistake("must be {range: [0, 30522]}, the end excluded, or {data: FILE.npy}")
+            raise mistake("must be {range: [0, 30522]}, whose end is excluded, or {data: FILE.npy}")
         return self
 
 
@@ -203,7 +203,7 @@ class ModelEntry(_Strict):
             raise mistake("a model has a factory or a network, not both")
         if self.input is not None and not self.factory:
             raise mistake(
-                f"{self.network or self.name} knows its input's shape: leave out input; dimensions may size it"
+                f"{self.network or self.name} knows its input's shape: leave out input, or set dimensions instead"
             )
         if self.inputs and not self.is_file:
             raise mistake("inputs need an .onnx file; a factory returns its inputs: (module, example_inputs)", "inputs")
@@ -374,7 +374,7 @@ class Config(_Strict):
         list[DeviceEntry], _must(lambda d: len({e.kind for e in d}) == len(d), "a kind of device is listed twice")
     ] = []
     """Kinds of devices of a Ray cluster, for --ray; each measures the whole job."""
-    device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICE_WORDS}")] = "auto"
+    device: Annotated[str, _must(is_device, f"'{{}}' is not a device; valid: {DEVICE_WORDS}")] = "auto"
     replicates: Replicates = 1
     output: BelowYaml = Path("results")
     budget: Budget = Budget()
@@ -468,7 +468,7 @@ def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
     except ValidationError as error:
         raise origin.explain(error, Config) from None
     except UnicodeEncodeError:
-        raise ConfigError(f"{origin.path}: a text has half a character (a surrogate); write it as UTF-8") from None
+        raise ConfigError(f"{origin.path}: a text has an unpaired surrogate; write it as UTF-8") from None
 
 
 def machine_keys(text: str | None) -> dict[str, str]:

@@ -33,7 +33,7 @@ EXPECTED = {
     "too_short": "must have at least one entry",
     "too_long": "must have fewer entries",
     "bool_type": "must be true or false",
-    "string_type": "must be a text",
+    "string_type": "must be text",
 }
 """Texts by type of error, since pydantic's name Python's types."""
 _MOST_PROBLEMS = 10
@@ -122,7 +122,7 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
     except Exception as error:  # ruamel raises Python's errors for odd tags and keys.
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: no valid YAML: {shown(why, 300)}") from None
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: invalid YAML: {shown(why, 300)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1: expected keys such as models and engines; see bench.yaml")
     return data, lines

@@ -20,7 +20,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Load:
-    """Use of this process's allowed processors between two readings; an unknown figure is None."""
+    """Use of this process's allowed processors between two readings; None for an unknown figure."""
 
     seconds: float
     processors: int = 0

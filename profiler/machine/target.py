@@ -90,7 +90,7 @@ def host_and_user() -> dict[str, str]:
 
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return environment.json's facts about this machine; columns of the results take those of their names."""
+    """Return environment.json's facts about this machine; some are columns of the results, under the same names."""
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
     packages += ["onnx", "onnxscript", "numpy", "polars"]

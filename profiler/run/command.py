@@ -108,7 +108,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():
-        start.say(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
+        start.say(f"Layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
