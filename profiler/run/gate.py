@@ -56,8 +56,8 @@ _SECONDS = 0.5
 """Sampling time of a process: the spread between processes exceeds the error of half a second's median."""
 _LOOK_SECONDS = 0.5
 """Time for reading the load of the cores."""
-_OF_MODULES: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
-_OF_GRAPHS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
+_MODULE_PRESETS: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
+_GRAPH_PRESETS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
 """Default presets. The device sets their latency; launches from the host vary by a factor of two between processes."""
 _SLOWER, _UNDECIDED = 1, 4
 """Exit codes."""
@@ -295,7 +295,7 @@ def _sides(options: Options) -> Iterator[list[_Side]]:
             old_options = replace(options, config=Path(word), inputs=inputs)
             old = _Side(old_options, open_job(old_options))
         is_onnx = any(isinstance(side.job, ModelJob) and side.job.is_onnx for side in (new, old))
-        yield [side.narrowed(_OF_GRAPHS if is_onnx else _OF_MODULES) for side in (new, old)]
+        yield [side.narrowed(_GRAPH_PRESETS if is_onnx else _MODULE_PRESETS) for side in (new, old)]
 
 
 def _side_of_revision(word: str, new: _Side, folder: Path) -> _Side:

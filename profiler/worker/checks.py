@@ -45,14 +45,14 @@ _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items()
 _LISTED = 3
 """Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-_SHARE = 0.1
+_TIME_SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
 _finite = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Replace non-finite errors by 0: they say nothing about usual ones."""
 _NOT_FINITE = "loss or outputs are not finite"
-_FLOOR = 1e-6
+_USUAL_FLOOR = 1e-6
 """Error of gradients that is usual at any precision."""
-_TIMES = 3
+_MOST_TIMES = 3
 """Allowed ratio of a step's error to the usual one, which the same step has on the CPU at its precision."""
 
 
@@ -65,7 +65,7 @@ class Allowance(NamedTuple):
 
     def allows(self, items: int, seconds: float) -> bool:
         """Allow one more run after `seconds`: without limit up to REFERENCE_ITEMS, then a tenth of the case's time."""
-        limit = self.remaining if items < REFERENCE_ITEMS else min(self.remaining, _SHARE * self.spent)
+        limit = self.remaining if items < REFERENCE_ITEMS else min(self.remaining, _TIME_SHARE * self.spent)
         return seconds + self.call < limit
 
 
@@ -90,7 +90,7 @@ def verify(
     result.proof = proof = session.proof()
     if task.gpu:
         proof.details = {**proof.details, "gpu_uuid": task.gpu}
-    result.warnings += [*remarks(case, proof), *_exported(task)]
+    result.warnings += [*remarks(case, proof), *_static_graph(task)]
     if (graph := model.onnx.get(graph_of(case))) and graph.in_float32:
         result.warnings.append(Warning("kept-float", f"{graph.in_float32} stayed float32 between casts"))
     result.take(mismatch(case, proof))
@@ -248,7 +248,7 @@ def judge_gradients(precision: str, error: Deviation, usual: Deviation, norms: M
     wrong = [
         name
         for name in notable
-        if error.tensors[name] > max(WRONG, _TIMES * _finite(usual.tensors[name]))
+        if error.tensors[name] > max(WRONG, _MOST_TIMES * _finite(usual.tensors[name]))
         or (name in error.zeros and name not in usual.zeros)
     ]
     if wrong:
@@ -258,7 +258,7 @@ def judge_gradients(precision: str, error: Deviation, usual: Deviation, norms: M
             f"wrong gradients in {len(wrong)} of {len(notable)} large tensors; worst is {worst}: "
             f"relative L2 error {ours} to fp64, usual at {precision} is {theirs}"
         )
-    limit = _TIMES * max(_finite(usual.gradient), _FLOOR)
+    limit = _MOST_TIMES * max(_finite(usual.gradient), _USUAL_FLOOR)
     if error.gradient <= limit:
         return None
     text = f"relative L2 error {numbers.error(error.gradient)} to fp64, usual at {precision} is below"
@@ -319,7 +319,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     return warnings + list(proof.warnings or [])
 
 
-def _exported(task: Task) -> list[Warning]:
+def _static_graph(task: Task) -> list[Warning]:
     why = task.prepared.failures.get(graph_of(task.case))
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []

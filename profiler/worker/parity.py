@@ -34,7 +34,7 @@ _FEWEST_VALUES = 32
 """Fewer values of small channels say nothing."""
 _CANCELLED = 10
 """Small channels may have this many times the usual error, since cancelling numbers lose digits."""
-OF_ONE = 1e-6
+ROUNDING_NEAR_ONE = 1e-6
 """Rounding of numbers near 1, eight units of fp32: ONNX Runtime's sigmoid adds 0.5, so even tiny results are off by
 2e-7."""
 _DEPENDENT = 1e-3
@@ -302,7 +302,7 @@ def _hidden(pair: Pair) -> Hidden | None:
         for decade in range(1, _DECADES):
             places = np.flatnonzero(decades == decade)
             enough = len(places) * truth.size // len(norms) >= _FEWEST_VALUES
-            if len(places) and enough and np.abs(ours - truth).take(places, axis).max() > OF_ONE:
+            if len(places) and enough and np.abs(ours - truth).take(places, axis).max() > ROUNDING_NEAR_ONE:
                 error = float(np.linalg.norm(errors[places]) / np.linalg.norm(norms[places]))
                 word = f"{'channel' if len(places) == 1 else 'channels'} {places[0]}"
                 word += f" to {places[-1]}" if len(places) > 1 else ""

@@ -77,7 +77,7 @@ _EXACT_SECONDS = 5.0
 """Seconds for an optional evaluation in float64."""
 _ROUNDING = 1e-4
 """Largest relative L2 error of fp32 to float64 that rounding explains."""
-_SHARE = 0.1
+_FP32_SHARE = 0.1
 """ONNX Runtime's error is due to fp32 if onnx's evaluator in fp32 has at least this share of it."""
 _FURTHER_SECONDS = 3.0
 """Seconds for items beyond the first run."""
@@ -360,9 +360,9 @@ def _exact(
     if exact is None or (error := _distance(first, exact)) <= _ROUNDING:
         return None
     pairs = zip(first, exact, strict=True)
-    if not all(np.allclose(*pair, rtol=0, atol=parity.OF_ONE, equal_nan=True) for pair in pairs):
+    if not all(np.allclose(*pair, rtol=0, atol=parity.ROUNDING_NEAR_ONE, equal_nan=True) for pair in pairs):
         single = _evaluated(path, feeds, names, first, double=False)
-        if single is None or _distance(single, exact) < _SHARE * error:
+        if single is None or _distance(single, exact) < _FP32_SHARE * error:
             return None
     return exact
 
