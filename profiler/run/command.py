@@ -92,7 +92,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     # A mistake in the other device's block should show here too.
     configs = [read_job(options, job, kind) for kind in DEVICES]
     if configs[0].devices:
-        raise ConfigError("devices: only a cluster has several kinds; add --ray and its address")
+        raise ConfigError("devices: kinds of devices need a cluster; add --ray and its address")
     with libraries(preloaded(configs)) as facts:
         target = resolve_device(configs[0].device, facts)
         config = read_job(options, job, target.kind, target.hardware)

@@ -65,7 +65,7 @@ _SLOWER, _UNDECIDED = 1, 4
 
 @dataclass
 class Pair:
-    """A cell of both sides and its rounds; the gate makes `tests` such comparisons."""
+    """A cell of both sides and its rounds, one of the gate's `tests`."""
 
     new: Case
     old: Case

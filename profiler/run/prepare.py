@@ -228,7 +228,7 @@ class Stages:
         return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
 
     def _export_by_batch(self) -> None:
-        """Export models that fail with free sizes again, for each shape and batch size."""
+        """Export each shape and batch size alone where the export with free sizes failed."""
         needed = dict.fromkeys(
             (case.subject, graph_of(case), case.batch_size)
             for case in self._of_graphs()
