@@ -65,7 +65,7 @@ class Outcome:
 
 
 Message = Entered | Progress | Salvage | Serves | Outcome
-"""A child's last message is an Outcome, with only status, reason and value."""
+"""A child that ends by itself sends an Outcome last, with only status, reason and value."""
 Report = Callable[[Message], None]
 
 

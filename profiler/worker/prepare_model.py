@@ -194,7 +194,7 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], Path], report: Report) -> Cost:
     """Count the fewest FLOPs and bytes that a model needs.
 
-    The argument is (source, model, is trained, with the input's gradient, frozen parameters, the cache's folder).
+    The argument is (source, prepared model, is trained, with the input's gradient, frozen parameters, cache's folder).
     """
     source, prepared, trains, of_input, frozen, root = argument
     # All precisions have the same FLOPs.

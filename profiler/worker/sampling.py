@@ -30,7 +30,7 @@ _FEWEST = 3
 """Fewest samples of the other clocks."""
 _THROUGHPUT_SECONDS = 0.5
 _LOOP_SHARE = 0.9
-"""Timed calls replace the loop if they last this share of its seconds."""
+"""Timed calls replace the loop if they last this share of its seconds; gaps between them take the rest."""
 ENERGY_SECONDS = 5.0
 """The counter moves ten to fifty times a second, so a loop this long is accurate to about 1 %."""
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
