@@ -1,7 +1,8 @@
 """Parse the command line and call the command that it names.
 
 Exit codes: 0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 an invalid config, file or argument;
-3 no candidate meets the limits; 4 a possible regression; 70 a fault of the profiler; 130 interrupted.
+3 no candidate meets the limits; 4 no answer yet: a possible regression, or no recommendation; 70 a fault of the
+profiler; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _DefaultsToRun(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             if not args[0].startswith("-"):
-                # It may be a misspelt command, where typer would blame the next word.
+                # Refuse a misspelt command here: typer would blame the next word.
                 job_file(args[0])
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -67,7 +68,7 @@ def _command(options: type, function: str) -> Callable[..., None]:
         try:
             with _interruptible():
                 code = execute(options(**arguments), console())
-        except KeyboardInterrupt:  # A run with a folder prints more itself.
+        except KeyboardInterrupt:  # A run that has a folder catches this itself, and prints more.
             print("Interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
         raise typer.Exit(code)
@@ -151,7 +152,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """After a plain KeyboardInterrupt inside exec() Python ends by SIGINT, even if it was caught."""
+    """An interrupt. After a plain KeyboardInterrupt inside exec() Python ends by SIGINT, even if it was caught."""
 
 
 def _interrupt_again(unraisable: Any) -> None:

@@ -1,4 +1,4 @@
-"""Name in an error the command that mends it."""
+"""Write error messages that name the command to run next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resuming(run: Path) -> str:
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:
-    """Raise ConfigError for a word that is no choice of the option."""
+    """Raise ConfigError if the word is not among the option's valid ones."""
     if word not in list(valid):
         raise ConfigError(f"{option}: unknown '{word}'{nearest(word, valid)}")
 

@@ -1,6 +1,6 @@
-"""Declare the commands of `python -m profiler`, and every option of theirs once: its type, default and help.
+"""Declare the commands of `python -m profiler` and each of their options once: its type, default and help.
 
-A command's `execute` takes an object of its class. Nothing else is imported here, so that `--help` answers at once.
+A command's function takes an object of its class. Nothing else is imported here, so that `--help` answers at once.
 """
 # ruff: noqa: RUF009 -- the called functions make fields.
 
@@ -53,14 +53,14 @@ class Run:
         default=None,
         metavar="MODEL|JOB",
     )
-    batch: str | None = _option("Of a model: batch sizes, such as 1,16")
+    batch: str | None = _option("With a model: batch sizes, such as 1,16")
     shapes: list[str] = _several(
-        "Of a model: sizes of a dimension of its inputs, such as sequence=32,128 or height=224,448; may be repeated",
+        "With a model: sizes of an input dimension, such as sequence=32,128 or height=224,448; may be repeated",
         metavar="NAME=SIZES",
     )
-    precision: str | None = _option("Of a model: number formats, such as fp32,fp16")
-    engine: list[str] = _several("Of a model: presets, such as eager,ort (profiler engines); may be repeated")
-    pass_: str | None = _option("Of a model: inference, training or both, by a comma", "--pass")
+    precision: str | None = _option("With a model: precisions, such as fp32,fp16")
+    engine: list[str] = _several("With a model: presets, such as eager,ort (engines lists them); may be repeated")
+    pass_: str | None = _option("With a model: inference, training or inference,training", "--pass")
     inputs: list[str] = _several(
         "A factory's item, such as 3,224,224; or what an .onnx file's input holds, such as ids=0,30522 or ids=ids.npy",
         "--input",
@@ -100,7 +100,7 @@ class Run:
         metavar="OLD",
     )
     ray: str | None = _option("Measure on all devices of a Ray cluster: local, auto or its address", metavar="ADDRESS")
-    limit: str | None = _option("With --against: the slowdown that is too much, else 5%")
+    limit: str | None = _option("With --against: the slowdown that is too much, by default 5%")
     junit: Path | None = _option("With --against: also write the result as JUnit's XML", metavar="FILE")
     machine: str | None = _option("The machine's name and price: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
 
@@ -114,7 +114,7 @@ class Build:
         "resnet50, model.onnx, hf:BertModel or another model; may be repeated", "--model", default=MISSING
     )
     batches: str = _option("Batch sizes, an engine each: 1,16", "--batch", default=MISSING)
-    precisions: list[str] = _several("fp32 (if left out), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision")
+    precisions: list[str] = _several("fp32 (the default), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision")
     target: str | None = _option("trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
 
 
@@ -124,7 +124,7 @@ class Layers:
 
     run: Path = _argument("A run's folder, made with --profile")
     only: list[str] = _only()
-    top: int | None = _option("Rows of each table: the slowest", min=1)
+    top: int | None = _option("Print only this many layers of each table, the slowest", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Report:
     """Write a report as one page that loads nothing: what to deploy, charts, tables, environment and method."""
 
     runs: list[str] = _runs()
-    output: Path | None = _option("File or folder; else the run's own folder, for several runs this one")
+    output: Path | None = _option("File or folder; by default the run's folder, or for several runs the current one")
     only: list[str] = _only()
 
 
@@ -142,7 +142,7 @@ class Recommend:
     4 if nothing can be recommended yet."""
 
     runs: list[str] = _runs()
-    model: str | None = _option("The model to deploy; a short answer for each where it is left out")
+    model: str | None = _option("The model to deploy; without it, a short answer for each model")
     pass_: str | None = _option(
         "inference or training; without it training only where the runs have nothing else", "--pass"
     )
@@ -151,7 +151,7 @@ class Recommend:
     max_latency_ms: list[str] = _several("Maximum latency per call (ms): 2 (the median) or p99=2; may be repeated")
     min_throughput: list[str] = _several("Minimum throughput (items/s)")
     max_memory_mib: list[str] = _several("Maximum peak memory (MiB)")
-    max_error: list[str] = _several("Maximum error bound, else 0.01 (training: gradient_error, else none)")
+    max_error: list[str] = _several("Maximum error bound, by default 0.01 (training: gradient_error, by default none)")
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
     )
@@ -173,7 +173,7 @@ class Compare:
         "Exit with 1 if a cell is slower by more than this, such as 5%, or fails; with 4 if that is unclear"
     )
     format: str = _option("text, md or json", default="text")
-    top: int = _option("Rows of each table in text and md: those that changed most", default=40, min=1)
+    top: int = _option("Rows of each table in text and md, those that changed most", default=40, min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class Models:
 
 @dataclass(frozen=True, kw_only=True)
 class Suites:
-    """Run the published benchmarks and show them next to your runs; alone, list them and how long each takes here."""
+    """List the published benchmarks and their time here; run them, or show their figures next to your runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
