@@ -22,7 +22,7 @@ from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
 from profiler.published.tables import Environment, picture, published_tables, title
 from profiler.published.times import NOT_MEASURED
-from profiler.results.reading import read_runs
+from profiler.results.reading import read_results, read_runs
 from profiler.tables.numbers import grouped, listed
 from profiler.tables.table import Section, Table
 from profiler.tables.writers import MARK, escape_markdown, markdown_section, print_section, slug
@@ -63,7 +63,7 @@ def submit(options: SubmitSuites, console: Console) -> int:
             if problem := _problem(target, run, runs[0]):
                 raise ConfigError(f"{run.folder}: {problem}")
     for target, runs in by_target.items():
-        # The suite has the job.
+        # Publish no job: the suite has it.
         write_run(target, clean([replace(run, job="") for run in runs]))
         console.print(Text(f"Written: {target}"), soft_wrap=True)
     write_pages(options.into)
@@ -74,7 +74,10 @@ def submit(options: SubmitSuites, console: Console) -> int:
 def present(
     console: Console, study: str, results: pl.DataFrame, environments: Sequence[Environment], into: Path | None = None
 ) -> bool:
-    """Print the study's tables with rows of ours, and write all as `into`/published.md. Returns False without any."""
+    """Print the study's tables with rows of ours, and write all of them as `into`/published.md.
+
+    Return whether any table has rows of ours.
+    """
     texts, sections = published_tables(study, results, environments)
     if texts:
         console.print(Text("\n" + "\n".join(texts)))
@@ -129,7 +132,7 @@ def link(study: Study) -> str:
 
 def study_of(run: Path) -> str:
     """Return the published benchmark that a run's job names. Raises ConfigError if it names none."""
-    suite = str(read_run(run).results["suite"][0])
+    suite = str(read_results(run)["suite"][0])
     study = load_config(suites().get(suite, run / "bench.yaml"), "cpu").published
     if study is None:
         raise ConfigError(f"{run}: its job names no published benchmark: run a suite, or add `published` to the job")

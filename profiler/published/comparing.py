@@ -17,7 +17,6 @@ from profiler.tables.table import Section, Table, figure, prose, words
 from profiler.tables.writers import MARK
 
 MATRIX = "How many times as fast"
-CONCLUSIONS = 5
 OWN = f"{MARK}\u00a0{{}}"
 """The heading of a column of ours; a terminal does not break it after the sign."""
 Claim = Mapping[str, Any]
@@ -25,7 +24,7 @@ _USES = {"inference": "classify", "training": "train on"}
 _KEYS = ("network", "pass", "key")
 _WITHOUT_CUDNN = pl.col("implementation").str.starts_with("eager-nocudnn")
 _TIMED = (pl.col("device") == "cpu") | pl.col("gpu_ms").is_not_null()
-"""Our sweeps compare sizes by the device's clock, which some GPU rows lack."""
+"""True for rows with a time on their device's clock. Our sweeps compare sizes by it, and some GPU rows lack it."""
 _SWEEP_CLAIMS = ("time_per_sample", "ms_above_twice", "curvature")
 
 
@@ -149,7 +148,7 @@ def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[st
         drawn += [(5, other["side"][0], other, str(variant), usual) for other in others]
     sentences = [difference_sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
     first = _winners(ours) if "frameworks" in STUDIES[name].tables else _prices(name, results, published)
-    return [text for text in (*first, *sentences) if text][:CONCLUSIONS]
+    return [text for text in (*first, *sentences) if text][:5]
 
 
 def _winners(ours: pl.DataFrame) -> list[str]:

@@ -54,7 +54,7 @@ def layers() -> pl.DataFrame:
 
 
 def layer_summary() -> pl.DataFrame:
-    """Return convnet-benchmarks' sums of all layers, one row per library; `why` is a printed total without a number."""
+    """Return convnet-benchmarks' sums of all layers, one row per library; `why` is any text in place of a total."""
     cells = read("convnet-layers").filter(table="summary")
     return _side_by_side(cells, "pass").with_columns(why=cells.filter(pl.col("pass") == "total")["remark"])
 

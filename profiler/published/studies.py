@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from engines.options import Pass
 
+SEARCHING = ("eager-benchmark", "eager")
+"""Counterparts of a published library that searched for the fastest algorithms."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -18,7 +21,7 @@ class Study:
     tables: tuple[str, ...] = ("networks",)
     """Names of profiler.published.tables.TABLES."""
     titles: Mapping[str, str] = field(default_factory=dict)
-    """Its title by the only table that has rows of ours."""
+    """Its title if a single table has rows of ours, by that table."""
     columns: Mapping[str, str] = field(kw_only=True)
     """Headings of its tables' first columns; `implementation`, if present, names the variant."""
     passes: tuple[Pass, ...] = ("training",)
@@ -47,8 +50,8 @@ _CNN_BENCHMARKS = Study(
         "total_ms": "Total (ms)",
     },
     by_release=True,
-    # Its cuDNN searched for the fastest algorithms: utils.lua of its repository sets cudnn.benchmark.
-    counterpart=("eager-benchmark", "eager"),
+    # Its cuDNN searched: utils.lua of its repository sets cudnn.benchmark.
+    counterpart=SEARCHING,
     # model:backward of its cnn_benchmark.lua computes it unless the model switches it off, as the ResNets of
     # facebookarchive/fb.resnet.torch do (models/resnet.lua: model:get(1).gradInput = nil).
     input_gradient=("alexnet", "googlenet-torch", "vgg16", "vgg19"),
@@ -72,8 +75,8 @@ STUDIES = {
             "backward_ms": "backward (ms)",
         },
         forward_alone=True,
-        # In 2015 Torch's cuDNN had no switch for that search.
-        # updateGradInput of its benchmark.lua; the networks switched it off only in August 2015 (commit d2455f3).
+        # No counterpart that searches: in 2015 Torch's cuDNN had no switch for that.
+        # Its benchmark.lua calls updateGradInput; the networks switched it off only in August 2015 (commit d2455f3).
         input_gradient=("alexnet-owt", "overfeat", "vgg11"),
     ),
     "gpu-study": Study(
@@ -87,6 +90,6 @@ STUDIES = {
         passes=("training", "inference"),
         batch_size=64,
         # TensorFlow searches unless told otherwise: TF_CUDNN_USE_AUTOTUNE in its tensorflow/core/util/use_cudnn.cc.
-        counterpart=("eager-benchmark", "eager"),
+        counterpart=SEARCHING,
     ),
 }

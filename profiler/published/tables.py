@@ -295,7 +295,7 @@ def _layer_passes(layers: pl.DataFrame, headings: Mapping[str, str]) -> Section:
 
 
 def _cost(name: str, times: pl.DataFrame, layers: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
-    """Show our rows with a price or energy, cheapest first, and published cards' prices to break even."""
+    """Show our rows with a price or energy, cheapest first, and the break-even prices of published cards."""
     costs = cost_rows(name, results)
     rows = costs.with_columns(pl.col("pass").replace(PASSES))
     published = per_network(name, times, layers).filter(~pl.col("ours"))
@@ -395,7 +395,8 @@ def _wide(
 ) -> tuple[pl.DataFrame, list[Field]]:
     """Pivot `value` into one column per value of `on`; return the frame and these columns' fields.
 
-    `aggregates` are of each row's values. Our empty cells give the reason; a dash repeats the one to its left.
+    `aggregates` are computed over each row's values. Our empty cells give the reason, or a dash if it is
+    the one to the left.
     """
     of_note = rows.drop_nulls("note").group_by(*keys, "note", maintain_order=True)
     where = pl.col(on).cast(pl.String).unique(maintain_order=True).str.join(", ")
@@ -422,7 +423,7 @@ def _with_figures(rows: pl.DataFrame, *side: str) -> pl.DataFrame:
 
 
 def _fields(frame: pl.DataFrame, headings: Mapping[str, str]) -> list[Field]:
-    """Declare times to rank, other numbers, and words; an empty total gives its reason."""
+    """Declare a field per column: times to rank, other numbers, or words. An empty total gives its reason."""
 
     def declared(column: str, heading: str) -> Field:
         if column.endswith("_ms"):

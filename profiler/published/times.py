@@ -10,7 +10,7 @@ import polars as pl
 from engines.catalog import engine_row
 from exporters.catalog import LAYERS
 from profiler.published import references
-from profiler.published.studies import STUDIES, Study
+from profiler.published.studies import SEARCHING, STUDIES, Study
 from profiler.results.cells import DEVICE_BOUND, OK, OUT_OF_MEMORY, cells
 from profiler.results.columns import Group, names, place
 from profiler.results.layers import layer_rows
@@ -18,8 +18,6 @@ from profiler.results.reading import json_object
 from profiler.results.warning_kinds import HOST_BOUND, KINDS
 
 _FEWEST_OF_SWEEP = 3
-SEARCHING = ("eager-benchmark", "eager")
-"""Counterparts, as in Study, of libraries that search for the fastest algorithms."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that tables show in their notes."""
 NOT_MEASURED, FORWARD_ONLY = "not measured", "forward only"
@@ -35,7 +33,7 @@ _REASON = pl.coalesce("reason", "status").str.replace(": pip install .*", "")
 _WHY = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(_REASON)
 """Why a case has no figures, without advice on installing."""
 _BY = [*names(Group.MACHINE), "device", "cudnn", *(name for name in names(Group.VERSIONS) if name.endswith("_version"))]
-"""Columns whose values get rows of their own."""
+"""Rows that differ in one of these columns are not merged."""
 
 
 def own_times(results: pl.DataFrame) -> pl.DataFrame:
