@@ -21,7 +21,6 @@ _OF_A_SIDE = {"latency_ms": "ms", "latency_low_ms": "low_ms", "latency_high_ms":
 _OF_A_SIDE |= {"gpu_ms": "device_ms", "peak_memory_mib": "memory_mib"}
 _OF_A_SIDE |= {name: name for name in ("status", "reason", "processes", "footnotes")}
 """Name of a cell's column behind `base_` and `side_`."""
-_FAILED = ("failed", "oom", "timeout", "crashed")
 REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
 """The codes of regressions, worst first, with their exit codes."""
 
@@ -50,7 +49,7 @@ def compare(
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
     lines = merged.cells(rows, by=("side",)).with_columns(pl.col("setting").fill_null(""))
     lines = lines if only is None else lines.filter(only)
-    # The side, which may be a part of the setting, is no part of a cell's key.
+    # Drop the side from the setting, so that both sides share the cell's key.
     setting = pl.col("setting").str.strip_suffix(pl.col("side")) if by == "shape" else pl.col("setting")
     lines = lines.with_columns(setting.str.replace(f"(^|/){re.escape(by)}=[^/]*", "").str.strip_chars("/"))
     if by in CELL:
@@ -75,7 +74,7 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
     both = first.join(
         other, on=CELL, how="full", suffix="_side", coalesce=True, nulls_equal=True, maintain_order="left_right"
     )
-    both = both.hstack(merged.compared(both, base="", own="_side"))
+    both = both.hstack(merged.compared(both, base="", side="_side"))
     ends = (("base", ""), ("side", "_side"))
     of_sides = {f"{side}_{new}": f"{old}{end}" for old, new in _OF_A_SIDE.items() for side, end in ends}
     ratios = {f"ratio{end}": f"factor{end}" for end in ("", "_low", "_high")}
@@ -98,13 +97,13 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
 def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
     """Return the cells of `compare` that are worse than the limit allows, worst first, with a `code`.
 
-    `slower`: the ratio is surely beyond the limit; 97.5 % of comparisons have no false one among any number of cells.
+    `slower`: the ratio is surely beyond the limit; 97.5 % of comparisons, of any number of cells, have no false one.
     `unclear`: it is beyond the limit, but not surely. `failed`: the cell fails, and the base ran it. `lost`: the side
     lacks the cell or cannot run it, and the base ran it.
     """
     beyond, ran = 1 / (1 + limit), pl.col("base_status") == "ok"
     tests: dict[str, pl.Expr | pl.Series] = {
-        "failed": ran & pl.col("side_status").is_in(_FAILED).fill_null(value=False),
+        "failed": ran & pl.col("side_status").is_in(merged.FAULTS).fill_null(value=False),
         "lost": ran & pl.col("side_status").ne_missing("ok"),
         "slower": pl.Series(_surely_below(cells, beyond)),
         "unclear": pl.col("ratio") < beyond,

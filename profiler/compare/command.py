@@ -40,11 +40,11 @@ _OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "un
 _TWICE = {f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages}
 """Packages whose versions have a key of their own."""
 _CLOSE = 0.02
-"""Figures within this share are the same: every run measures roofs and clocks again."""
+"""Figures within this share count as the same: every run measures roofs and clocks again."""
 
 
 class OtherModel(BaseModel):
-    """A model that is another network in `side` than in `base`; not `certain` if only its code differs."""
+    """A model that differs between `base` and `side`; not `certain` if only its code differs."""
 
     model: str
     base: str
@@ -57,7 +57,7 @@ class Comparison(BaseModel):
     """A comparison as --format json writes it.
 
     `sides` has each side's run ids. `cells`, `totals` and `regressions` are frames of profiler/compare/cells.py; the
-    last is null without a limit. Half of the cells cannot resolve differences below the share `resolution`.
+    last is null without a limit. Half of the cells cannot resolve a difference smaller than the share `resolution`.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -133,14 +133,14 @@ def parse_limit(option: str, text: str) -> float:
 
 
 def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:
-    """Return the models that may be another network than in the first side; `sides` has each side's run ids."""
+    """Return the models that may differ from the first side's; `sides` has each side's run ids."""
     recorded = {run_id: RunFolder(Path(run.address)).read_models() for run in runs.runs for run_id in run.run_ids}
     (base, base_ids), *others = sides.items()
-    first = {subject: identity for of in reversed(base_ids) for subject, identity in recorded[of].items()}
+    first = {subject: identity for run_id in reversed(base_ids) for subject, identity in recorded[run_id].items()}
     changes = grouped(
         ((side, subject.partition("/")[0]), word)  # At several shapes a model is recorded as several.
         for side, run_ids in others
-        for subject, now in (item for of in run_ids for item in recorded[of].items())
+        for subject, now in (item for run_id in run_ids for item in recorded[run_id].items())
         if subject in first
         for word in dict.fromkeys(printable(first[subject].changes(now)))
     )

@@ -12,9 +12,9 @@ from engines.catalog import ENGINES, PRESETS
 from engines.options import PASSES, PRECISIONS
 from profiler.job.case import Filter
 from profiler.report.chart_specs import MEMORY, Domains
-from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned
+from profiler.results.cells import CONFIGURATION, GROUP, OK, Row, cells, not_measured, warned
 from profiler.results.choice import Choice, choices
-from profiler.results.columns import parts, place
+from profiler.results.columns import FACTOR, parts, place
 from profiler.results.layers import Profiled, match_layers, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.result import ends_of
@@ -22,18 +22,15 @@ from profiler.tables.numbers import WIDEST, natural
 
 KEY = ["run", *GROUP]
 CONFIGURATION_KEY = ["run", *CONFIGURATION]
-SWEEP = ["run", "model", "pass", "setting"]
-"""Groups that differ only by the batch size share these."""
 _MOST_LAYERED = 8
 """Most cells whose layers are drawn; the command `layers` prints all."""
 _MOST_LAYERS = 14
 """Most layers of a cell in their chart."""
 _DRAWN = [
     *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "setting"),
-    *("latency_ms", "latency_low_ms", "latency_high_ms", "throughput", "factor", "factor_low", "factor_high"),
+    *("latency_ms", "latency_low_ms", "latency_high_ms", "throughput", *FACTOR),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
 ]
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Data:
     """The data of a page.
 
     `cells` are the measured ones, each group fastest first; `run` labels their runs. Each choice has its group's key.
-    `layers` has groups of profiled cells that differ only by the variant. Without any case `statuses` is empty.
+    `layers` has groups of profiled cells that differ only by the variant. `statuses` counts the cases by status.
     """
 
     runs: Runs
@@ -120,7 +117,7 @@ def _layers(runs: Runs, shown: pl.DataFrame) -> list[list[Profiled]]:
     keys = [*KEY, "precision"]
     cases = shown.with_columns(run_id="run_ids", case_id="case_ids").explode("case_id").explode("run_id")
     profiles = together(profiled(cases.with_row_index("replicate"), runs.layers, [*keys, "variant"]), keys)
-    # Most variants side by side, then the largest batch.
+    # Prefer cells with most variants, then with the largest batch.
     fullest = sorted(profiles, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:_MOST_LAYERED]
     return [cell for cell in profiles if cell in fullest]
 
@@ -139,12 +136,13 @@ def chart_rows(data: Data) -> dict[str, list[Row]]:
 def domains(cells: pl.DataFrame) -> Domains:
     """Return the values that scales cover under every filter."""
     cells = cells.sort("step", nulls_last=True)
+    sweep = ["run", "model", "pass", "setting"]  # Groups that differ only by the batch size share these.
     precisions = cells.select("precision").unique().sort(place("precision", PRECISIONS), "precision")
     bases = cells["base"].drop_nulls().unique()
     return Domains(
         cells["variant"].unique(maintain_order=True).to_list(),
         precisions["precision"].to_list(),
-        sorted(cells.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)["batch_size"].unique()),
+        sorted(cells.filter(pl.col("batch_size").n_unique().over(sweep) > 1)["batch_size"].unique()),
         [part for part in MEMORY if cells[part].count()],
         bases[0] if len(bases) == 1 else "the base",
     )

@@ -24,9 +24,11 @@ from profiler.errors import PROGRAM
 from profiler.job.case import setting_words
 from profiler.report import chart_specs
 from profiler.report.chart_specs import Chart, charts
-from profiler.report.data import Data, Row, chart_rows, domains
-from profiler.report.tables import FACTOR, tables
+from profiler.report.data import Data, chart_rows, domains
+from profiler.report.tables import tables
+from profiler.results.cells import Row
 from profiler.results.choice import MAX_ERROR, TIES, Choice
+from profiler.results.columns import FACTOR
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -53,10 +55,10 @@ _TITLES = {
 }
 """The sections in the order of reading; charts and tables have their section's name."""
 _OPEN = ("deploy", "answer", "not-measured", "warnings", "environment")
-"""Sections with open tables; a reader unfolds the others."""
+"""Sections whose tables are open; a reader unfolds the others."""
 _ANSWER = (
     "The lowest latency of each model and batch size among configurations whose error bound is at most "
-    f"{error(MAX_ERROR)}. Tied ones are not told apart from it; {TIES}."
+    f"{error(MAX_ERROR)}. Tied ones are not proven slower; {TIES}."
 )
 _SET_UP = (
     "Once: export and build, which are kept. Every start: loading and the first call, and compiling where the engine "
@@ -229,7 +231,7 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
 
 
 def _keys(table: Table, options: Options) -> dict[str, Any]:
-    """Map each row's values to their index among a filter's options: -1 for null, -2 for a missing one."""
+    """Map each row's values to their index among a filter's options: -1 for null, -2 for a value that is no option."""
     keys, columns = [key for key in _FILTERS if key in table.keys], []
     for key in keys:
         places = {value: place for place, value in enumerate(options[key])} | {None: -1}

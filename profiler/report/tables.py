@@ -12,7 +12,7 @@ from profiler.job.case import setting_words
 from profiler.report.data import CONFIGURATION_KEY, KEY, Data
 from profiler.results.cells import CELLS
 from profiler.results.choice import Choice, cell_name
-from profiler.results.columns import Group, Shown, columns, factor, field, fields
+from profiler.results.columns import FACTOR, Group, Shown, columns, factor, field, fields
 from profiler.results.overview import overview
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
@@ -30,7 +30,6 @@ _FACTS = {
 _ROOFS = {"copy_gb_s": "Memory bandwidth, measured", "cache_mib": "Last-level cache"}
 _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 _LATENCY = ("latency_ms", "latency_low_ms", "latency_high_ms")
-FACTOR = ("factor", "factor_low", "factor_high")
 _SPEEDUP = factor("Factor (95\u00a0%)", unit="×")
 _MARGIN = ("margin", "margin_low", "margin_high")
 _ANSWERED = [*_LATENCY, *FACTOR, "base", "error_high", "peak_memory_mib"]

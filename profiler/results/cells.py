@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from engines.catalog import ENGINES
-from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning, parts, prices
+from profiler.results.columns import COLUMNS, DERIVED, FACTOR, RESULTS, kind_of_warning, parts, prices
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import intervals
@@ -35,6 +35,8 @@ the device's time."""
 _PLAIN_DIFFERS = 1.1
 """Show the latency of a plain `session.run` if it differs from the row's latency by this ratio."""
 OK = pl.col("status") == "ok"
+FAULTS = ("failed", "oom", "timeout", "crashed")
+"""Statuses of cases that were tried in vain."""
 QUIET = OK & ~pl.col("warnings").list.eval(kind_of_warning(pl.element()) == DISTURBED).list.any()
 """True for processes that ran beside no other work, which only adds time."""
 _USABLE = pl.col("usable")
@@ -53,7 +55,7 @@ CELLS: dict[str, pl.DataType] = {
     **dict.fromkeys(("processes", "measured", "failures"), pl.Int64()),
     **dict.fromkeys(("run_ids", "case_ids", "footnotes"), pl.List(pl.String())),
     "base": pl.String(),
-    **dict.fromkeys(("factor", "factor_low", "factor_high"), pl.Float64()),
+    **dict.fromkeys(FACTOR, pl.Float64()),
     "verdict": pl.String(),
     "latency_degrees": pl.Float64(),
 }
@@ -70,8 +72,11 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     """
     rows = results.lazy().with_columns(**_derived()).collect()
     keys = [*by, *(name for name in CONFIGURATION if name not in by)]
-    sides = {name: zip(("below", "above"), arms, strict=True) for name, arms in own_arms(rows).items()}
-    arms = [pl.Series(f"{name} {side}", arm) for name, pair in sides.items() for side, arm in pair]
+    arms = [
+        pl.Series(f"{name} {side}", arm)
+        for name, below_and_above in own_arms(rows).items()
+        for side, arm in zip(("below", "above"), below_and_above, strict=True)
+    ]
     rows = rows.with_columns(arms, usable=QUIET | (OK & ~QUIET.any().over(keys)))
     is_confirming = pl.col("confirming").fill_null(value=False)
     confirms = _USABLE & is_confirming
@@ -102,10 +107,10 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     return _against_bases(merged, by).select(*by, *(name for name in CELLS if name not in by))
 
 
-def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str = "latency_ms") -> pl.DataFrame:
-    """Return each row's factor, above 1 if its own figure is better than its base's, with interval and verdict.
+def compared(both: pl.DataFrame, base: str = "_base", side: str = "", figure: str = "latency_ms") -> pl.DataFrame:
+    """Return each row's factor over its base, above 1 if it is better, with its interval and verdict.
 
-    `both` has the columns of two cells in each row, under the suffixes `base` and `own`. A factor is null if either
+    `both` has the columns of two cells in each row, under the suffixes `base` and `side`. A factor is null if either
     lacks the figure. It has neither interval nor verdict if either lacks an interval, unless the other's interval is
     already too wide.
     """
@@ -118,10 +123,10 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
 
     is_rate = figure in COLUMNS and COLUMNS[figure].better == "more"
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio, low, high = ratio_interval(values(own if is_rate else base), values(base if is_rate else own))
-    has_ends = ~np.logical_or.reduce([both[f"{ends[0]}{suffix}"].is_null().to_numpy() for suffix in (base, own)])
+        ratio, low, high = ratio_interval(values(side if is_rate else base), values(base if is_rate else side))
+    has_ends = ~np.logical_or.reduce([both[f"{ends[0]}{suffix}"].is_null().to_numpy() for suffix in (base, side)])
     low, high = (np.where(has_ends | (high > WIDEST * low), end, np.nan) for end in (low, high))
-    clocks = zip(both[f"clock{base}"], both[f"clock{own}"], strict=True)
+    clocks = zip(both[f"clock{base}"], both[f"clock{side}"], strict=True)
     margins = [intervals.margin(first if first == second else None) for first, second in clocks]
     ends_and_margins = zip(low, high, margins, strict=True)
     verdicts = [None if np.isnan(a) else str(verdict(a, b, margin)) for a, b, margin in ends_and_margins]
@@ -262,8 +267,8 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
         **{part: _numbers(merged, f"{name} {part}") for part in ("variance", "lowest", "highest")},
         **arms,
     ).interval()
-    # Keep an interval that is too wide by the processes alone, even if their spread is unknown. Drop that of a single
-    # process which only the spread makes too wide.
+    # Keep an interval that is too wide by the processes alone, even if their spread is unknown. Drop an interval of a
+    # single process if only the spread makes it too wide.
     is_wide, is_single = arms["below"] + arms["above"] > math.log(WIDEST), _numbers(merged, f"{name} count") == 1
     without_spread = middle - arms["below"], middle + arms["above"]
     low, high = np.where(is_wide & np.isnan(low), without_spread, (low, high))
@@ -279,9 +284,8 @@ def _against_bases(merged: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     both = merged.join(bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
     both = both.hstack(compared(both))
     has_base, base = pl.col("factor").is_not_null(), pl.concat_str("variant_base", "precision_base", separator=" ")
-    factors = pl.col("factor", "factor_low", "factor_high")
     return both.with_columns(
-        pl.when(~is_base | ~has_base).then(factors).otherwise(1.0),
+        pl.when(~is_base | ~has_base).then(pl.col(FACTOR)).otherwise(1.0),
         base=pl.when(has_base).then(base),
         verdict=pl.when(~is_base).then("verdict"),
     )

@@ -20,7 +20,7 @@ import polars as pl
 
 from engines.catalog import engine_row, unsupported
 from engines.options import EIGHT_BITS, PRECISION_TABLE
-from profiler.results.cells import GROUP, Row, compared
+from profiler.results.cells import FAULTS, GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
 from profiler.results.result import WITH_ENDS, ends_of
@@ -32,7 +32,7 @@ from profiler.tables.numbers import is_busy
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Default limit of the error in inference."""
-TIES = "within 5 % the soonest start wins, of starts within a second the most exact precision"
+TIES = "within 5 % the soonest start wins, among starts within a second the most exact precision"
 """The rule that decides a tie."""
 ENOUGH = 5
 """More processes than this hardly narrow a cell's interval."""
@@ -44,7 +44,6 @@ _MOST_CONTENDERS = 3
 _OPEN = 2.0
 """The choice is open if the base is not proven worse and the ends of the factor over it differ by more than this."""
 _MOST_NAMED = 3
-_TRIED = ("failed", "oom", "timeout", "crashed")
 _NEAR = 0.05
 """Figures that differ by less than this share are near."""
 _SCREEN = 5
@@ -233,7 +232,7 @@ def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str
 def _was_tried(cell: Row) -> bool:
     """Tell whether the cell's engine ran and failed, or runs here and refused this model."""
     if cell["status"] != "unsupported":
-        return cell["status"] in _TRIED
+        return cell["status"] in FAULTS
     engine, place = engine_row(cell["engine"]), (cell["pass"], cell["device"], cell["precision"], cell["model_kind"])
     is_installed = engine.version is not None and cell[engine.version.column] is not None
     return is_installed and unsupported(engine, *place) is None
@@ -298,10 +297,10 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     Without an interval, only a difference of several margins counts.
     """
     names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
-    sides = {"": rows, "_base": [best] * len(rows)}
+    sides = {"": rows, "_best": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
-    # compared() returns how many times better `own` is than `base`: the best is `own`.
-    factors = compared(both, base="", own="_base", figure=figure)
+    # How many times worse a row is than the best: the best is the side, the row its base.
+    factors = compared(both, base="", side="_best", figure=figure)
     reasons = []
     for row, (factor, low, high, outcome) in zip(rows, factors.iter_rows(), strict=True):
         if factor and outcome is None:

@@ -44,7 +44,7 @@ class Group(StrEnum):
 
 
 Shown = IntEnum("Shown", {"FILES": 0, "REPORT": 1, "TERMINAL": 2})
-"""Where a column appears. The terminal's columns are also in the report, and all are in the files."""
+"""The places that show a column: TERMINAL includes the report, and results.parquet has every column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +214,8 @@ DERIVED = {column.name: column for column in _DERIVED}
 FIGURES = {**COLUMNS, **DERIVED}
 LIMITED_BY = {column.name: column.limit for column in FIGURES.values() if column.limit}
 """Map a figure to the option of recommend that limits it."""
+FACTOR = ("factor", *ends_of("factor"))
+"""A cell's columns with the factor over its base and its interval."""
 
 _BY_LATENCY = ("tflops", "fraction_of_peak", "energy_mj_per_item", "usd_per_million_items", "items_per_usd")
 """Figures computed from the latency, whose interval tells whether they are busy."""
@@ -295,4 +297,4 @@ def _unless_busy(plain: Field) -> Field:
 
 def factor(heading: str, **options: Any) -> Field:
     """Make the field of the factor over the base with its interval."""
-    return figure(heading, ("factor", "factor_low", "factor_high"), factors, **options)
+    return figure(heading, FACTOR, factors, **options)

@@ -12,7 +12,7 @@ from profiler.results.choice import Choice, cell_name
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name
 
-_NOTE = "Each runtime's best: ms and ×, then MiB and error; ~ is not told apart from the base."
+_NOTE = "Each runtime's best: ms and ×, then MiB and error; ~ marks a × whose verdict is unclear."
 _BASE = "base"
 _CLEAR = {"faster", "slower", "equivalent"}
 

@@ -26,7 +26,10 @@ _UNMEASURED = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason as data: a code, a value with its interval, and its limit."""
+    """A reason as data: a code, a value of `figure` with its interval, and its limit.
+
+    `have` is the number of samples so far; `text` is a name for the template, such as a cell's.
+    """
 
     code: str
     value: float | None = None

@@ -94,7 +94,7 @@ def work_of(case: Case, result: Result) -> Work:
 
 
 def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:
-    """Return how much faster a row is than the roofs allow; None if it is not, or roofs or work are unknown."""
+    """Return how much faster a row is than the roofs allow; None if it is not, or if roofs or work are unknown."""
     work, fastest = work_of(case, result), _fastest_ms(result)
     floor = work.floor(roofs)
     if not fastest or not floor or floor[0] <= fastest * _ROUNDING:

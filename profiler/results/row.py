@@ -106,7 +106,7 @@ def _intervals(result: Result, samples: list[float], latency: float, batch_size:
     for column, values in result.clocks.items():
         middle = statistics.median(values)
         if column in WITH_ENDS and middle:
-            # The share may be that of the processors, whose other work adds nothing to the device's time.
+            # The share may be of the processors. Other work there adds nothing to the device's time.
             share = 0.0 if column == "gpu_ms" and beside_work is not None else beside_work
             intervals[column] = figure_interval(middle, values, beside_work=share)
     ends = (zip(ends_of(name), (interval.low, interval.high), strict=True) for name, interval in intervals.items())

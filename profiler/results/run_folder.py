@@ -29,7 +29,7 @@ from profiler.job.mistakes import to_yaml
 from profiler.machine.target import host_and_user
 from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
-from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
+from profiler.results.columns import FACTOR, LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
 from profiler.results.layers import layer_rows
 from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
@@ -44,7 +44,7 @@ _MOST_JSON_BYTES, _MOST_JOURNAL_BYTES = 2**24, 2**33
 _NOT_REACHED = "the run ended before; --resume measures it"
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 _FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latency_high_ms", "base"]
-_FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_high", "footnotes"]
+_FACTORS += [*FACTOR, "verdict", "error", "error_high", "footnotes"]
 
 
 def read_text(path: Path) -> str:

@@ -105,8 +105,10 @@ def _annotation(name: str, dtype: pl.DataType, needed: bool) -> Any:
 
 
 def _rows(schema: Schema, needed: tuple[str, ...]) -> TypeAdapter[Any]:
-    fields = {f"f{n}": (_annotation(name, dtype, name in needed), Field(alias=name)) for n, (name, dtype) in
-              enumerate(schema.items())}  # fmt: skip
+    fields = {
+        f"f{number}": (_annotation(name, dtype, name in needed), Field(alias=name))
+        for number, (name, dtype) in enumerate(schema.items())
+    }
     row = create_model("Row", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)  # type: ignore[call-overload]
     return TypeAdapter(list[row])  # type: ignore[valid-type]
 

@@ -42,10 +42,10 @@ def learned(rows: pl.DataFrame, calm: bool = False) -> Learned:
     ok = rows.filter(OK, ~is_rough | pl.lit(not calm))
     ok = ok.filter(QUIET | ~QUIET.any().over(_KEYS))
     ok = ok.with_columns(_by_host(ok)).with_columns(pl.col("by_host").any().over(_KEYS))
-    by_device = ok.filter(~pl.col("by_host")).select(*_KEYS, figure="latency_ms", kind=pl.lit(_DEVICE))
-    by_host = [(_HOST, "latency_ms"), (_DEVICE, "gpu_ms")]
-    figures = [ok.filter("by_host").select(*_KEYS, figure=name, kind=pl.lit(kind)) for kind, name in by_host]
-    cells = pl.concat([*figures, by_device]).filter(pl.col("figure") > 0).group_by(*_KEYS, "kind")
+    of_device = ok.filter(~pl.col("by_host")).select(*_KEYS, figure="latency_ms", kind=pl.lit(_DEVICE))
+    kinds = {"latency_ms": _HOST, "gpu_ms": _DEVICE}
+    of_host = [ok.filter("by_host").select(*_KEYS, figure=name, kind=pl.lit(kind)) for name, kind in kinds.items()]
+    cells = pl.concat([*of_host, of_device]).filter(pl.col("figure") > 0).group_by(*_KEYS, "kind")
     replicated = cells.agg(variance=pl.col("figure").log().var(), free=pl.len() - 1).filter(pl.col("free") > 0)
     classes = replicated.sort(pl.all()).group_by("kind", "engine", maintain_order=True)
     return {
