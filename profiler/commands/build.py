@@ -43,7 +43,7 @@ _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a jo
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """The engine to build for a case, for this GPU without a `target`; `onnx` is set once the graph is made."""
+    """An engine to build for a case: for `target`, else for this GPU. `onnx` is set once the graph is made."""
 
     case: Case
     target: str | None = None

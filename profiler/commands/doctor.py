@@ -38,7 +38,7 @@ Usual = Mapping[tuple[str, str], float | None]
 _OF_INSTALLATION = (NO_CUDA_GRAPH, "unproven", "no-layers")
 """Kinds of warning about an installation; others are about a figure."""
 _SLOW = 10
-"""A working runtime is never slower than eager by this factor."""
+"""A runtime that works is never slower than eager by this factor."""
 
 
 class Check(NamedTuple):
@@ -64,9 +64,9 @@ def execute(options: Options, console: Console) -> int:
         engines = of_engines(((case, results[case.id]) for case in cases if case.id in results), target)
         _print(console, "Engines, each with a tiny network", engines)
         failed = dict.fromkeys(check.subject for check in (*machine, *engines) if check.status == "failed")
-        verdict = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
+        verdict = f"Does not work: {', '.join(failed)}" if failed else "Everything installed works"
         report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder"
-        place = f"everything that was found is in {run.path}, with logs" if options.output else report
+        place = f"all findings and logs are in {run.path}" if options.output else report
         console.print(Text(f"{verdict}; {place}"), soft_wrap=True)
     return 130 if interrupted else int(bool(failed))
 
@@ -158,7 +158,7 @@ def _host(target: Target) -> Iterator[Check]:
     if busy := other_work(Nvml(target.gpu.uuid if target.gpu else None)):
         yield Check("note", "Other work", f"{busy}; {WHEN_IDLE} waits for its end")
     yield Check("ok", "CPU", f"{cpu_model()}, {usable_cores()} of {os.cpu_count()} cores")
-    yield Check("ok", "Memory", f"{available_memory_mib() / 1024:.1f} GiB can be had")
+    yield Check("ok", "Memory", f"{available_memory_mib() / 1024:.1f} GiB available")
     try:
         check_root(default_root())
     except CacheError as error:

@@ -26,7 +26,7 @@ _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
 def list_engines(_: Engines, console: Console) -> int:
-    """Print every preset with its precisions here, by pass, and with the installation of missing libraries."""
+    """Print every preset with its precisions here, by pass, and how to install missing libraries."""
     target, rows = resolve_device("auto"), []
     device, gpu = target.kind, target.gpu
     card = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
@@ -79,8 +79,9 @@ def list_suites(_: Suites, console: Console) -> int:
         head = path.read_text(encoding="utf-8").partition("\n\n")[0].partition("\n#\n")[0]
         about, study = " ".join(line.lstrip("# ") for line in head.splitlines()), STUDIES.get(config.published or "")
         about += f" Based on: {', '.join(filter(None, (study.title, study.address)))}" if study else ""
-        runnable, seconds = sum(not case.unsupported for case in cases), estimate_seconds
-        rows.append([path.stem, about, f"{runnable} of {len(cases)}", sum(seconds(c, config.budget) for c in cases)])
+        runnable = sum(not case.unsupported for case in cases)
+        seconds = sum(estimate_seconds(case, config.budget) for case in cases)
+        rows.append([path.stem, about, f"{runnable} of {len(cases)}", seconds])
     fields = [name("Suite", "suite"), prose("Measures", "measures")]
     fields += [figure("Cases", "cases", list), figure("About", "seconds", each(duration))]
     title = f"Suites on {target.name}; run one by its name: {PROGRAM} suites run cnn-benchmarks"

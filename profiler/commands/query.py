@@ -34,7 +34,7 @@ def execute(options: Options, console: Console) -> int:
     runs = read_runs(addresses)
     rows = query(runs, sql)
     for note in runs.notes:
-        print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
+        print(f"Note: {note}", file=sys.stderr)  # A program may read the rows on stdout.
     if options.format == "text":
         print_table(console, of_frame("", "", rows.head(options.rows)))
         total = counted(rows.height, "row")

@@ -38,7 +38,7 @@ _TRIMMED = 0.2
 _LEVEL = 0.975
 """Quantile at the upper end of a 95 % interval."""
 _MOST_OF_OTHERS = 0.25
-"""From this share of other work the low end is open: threads that wait for each other took 1,000 times as long."""
+"""The low end is open from this share of other work: threads that wait for each other took 1,000 times as long."""
 _LEAST_ERROR = 0.1
 """Errors below this share of the largest count as this share of it."""
 _FEWEST = 3
@@ -46,7 +46,7 @@ _FEWEST = 3
 
 
 class Verdict(StrEnum):
-    """What a ratio's interval shows, given the margin."""
+    """The conclusion from a ratio's interval, given the margin."""
 
     FASTER = "faster"
     SLOWER = "slower"

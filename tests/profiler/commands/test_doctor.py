@@ -114,6 +114,6 @@ def test_a_real_run(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert re.search(r"ok +eager ", done.stdout)
     assert "training fp32" in done.stdout
     assert "onnxruntime" in done.stdout
-    assert "What is installed works" in done.stdout
+    assert "Everything installed works" in done.stdout
     (run,) = (tmp_path / "kept").iterdir()
     assert (run / "journal.jsonl").exists()
