@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import polars as pl
 
 from profiler.job.case import parse_only, setting_words
-from profiler.results.cells import cells
+from profiler.results.cells import Row, cells
 from profiler.results.choice import Choice, Limit, choose
 from profiler.results.columns import COLUMNS, DERIVED, FIGURES, LIMITED_BY, Group, columns, names
 from profiler.results.reading import chosen
 from profiler.results.result import WITH_ENDS, ends_of
 
-Row = Mapping[str, Any]
 BY = ("machine", "device", *names(Group.VERSIONS), "options", "calibrated")
 """Rows of one configuration that agree in these columns are replicates, in one run or several."""
 OBJECTIVES = {column.objective: column.name for column in COLUMNS.values() if column.objective}
@@ -58,7 +56,7 @@ class Request:
         return pl.all_horizontal(*place, pl.lit(value=True) if only is None else chosen(only))
 
     def words(self) -> list[str]:
-        """Return the request as options of recommend, without those that have their default."""
+        """Return the request as options of recommend, without defaults."""
         words, default = ["--model", self.model], Request(self.model)
         for name in ("pass_", "setting", "only", "objective"):
             if (value := getattr(self, name)) != getattr(default, name):
@@ -66,7 +64,7 @@ class Request:
         for limit in self.limits:
             percentile = FIGURES[limit.figure].percentile
             words += [LIMITED_BY[limit.figure], f"{f'p{percentile}=' if percentile else ''}{limit.value:g}"]
-        return [*words, *["--allow-uncalibrated"][: self.allow_uncalibrated]]
+        return [*words, "--allow-uncalibrated"] if self.allow_uncalibrated else words
 
 
 def recommend(results: pl.DataFrame, request: Request) -> Choice:
@@ -76,14 +74,14 @@ def recommend(results: pl.DataFrame, request: Request) -> Choice:
 
 def cells_of(results: pl.DataFrame) -> pl.DataFrame:
     """Merge replicates on one machine with one set of versions."""
-    # A failed replicate has no value; a run has one set of calibration data.
+    # A failed replicate has no value: take it from the run, which has one set of calibration data.
     calibrated = pl.coalesce("calibrated", pl.col("calibrated").max().over("run_id", "precision"))
     return cells(results.with_columns(calibrated=calibrated), BY)
 
 
-def decide(every: pl.DataFrame, request: Request) -> Choice:
+def decide(merged: pl.DataFrame, request: Request) -> Choice:
     """Choose among the cells of a request; for latency, take the smallest batch size that meets the limits."""
-    rows, figure = every.filter(request.admitted()), OBJECTIVES[request.objective]
+    rows, figure = merged.filter(request.admitted()), OBJECTIVES[request.objective]
     sizes = sorted(rows["batch_size"].unique()) if request.objective == "latency" else []
     for part in (*(rows.filter(pl.col("batch_size") <= size) for size in sizes), rows):
         choice = choose(_named(part), figure, request.limits, request.allow_uncalibrated)
@@ -124,8 +122,8 @@ def stated(cell: Row) -> dict[str, Any]:
 def _named(rows: pl.DataFrame) -> pl.DataFrame:
     """Name cells by configuration, and by batch size, machine and run where these differ."""
     name = pl.concat_str("variant", "precision", separator=" ")
-    for column, before in (("batch_size", ", batch "), ("machine", " on ")):
+    for column, prefix in (("batch_size", ", batch "), ("machine", " on ")):
         if rows[column].n_unique() > 1:
-            name = pl.concat_str(name, pl.lit(before), pl.col(column).cast(pl.String).fill_null("?"))
+            name = pl.concat_str(name, pl.lit(prefix), pl.col(column).cast(pl.String).fill_null("?"))
     run = pl.when(name.is_duplicated()).then(pl.format(" (run {})", pl.col("run_ids").list.first()))
     return rows.with_columns(name=pl.concat_str(name, run.otherwise(pl.lit(""))))

@@ -33,7 +33,8 @@ from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
-from profiler.recommend.answer import Row, stated
+from profiler.recommend.answer import stated
+from profiler.results.cells import Row
 from profiler.results.reading import Run, json_object
 from profiler.results.reasons import amount
 from profiler.results.run_folder import RunFolder, without_foreign_code
@@ -52,12 +53,12 @@ In your own service:
 
 {service}
 
-It takes {inputs}, in these sizes alone.
+It takes {inputs}, in exactly these sizes.
 config.json has the options, the inputs and the figures. run.py is an example to start from{usage}.
 """
 _USAGE = """: it times calls by the
-host's clock, and compares its outputs with expected.npz, if that is there: the model's own at full precision on a
-CPU; `run.py --input {files}` takes inputs of your own, and `--seconds 10` times calls for longer"""
+host's clock, and compares its outputs with expected.npz, if that file exists: the model's outputs at full precision on
+a CPU; `run.py --input {files}` takes inputs of your own, and `--seconds 10` times calls for longer"""
 NO_EXPORT = "{} cannot be exported; choose among others, such as --only engine=ort"
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
@@ -67,7 +68,7 @@ class NotExported(Exception):
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError unless `folder` is new or empty."""
+    """Raise ConfigError unless `folder` is new or empty."""
     if named_files.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--export {folder}: something is there already; give a new folder")
 
@@ -115,7 +116,7 @@ def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[Mod
     entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
         raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
-    # Other models' code must not be called.
+    # Keep only this model, so that no other model's code is called.
     single = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
     config = without_foreign_code(single, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in (part.split("=") for part in (row["shape"] or "").split("/") if part)}
@@ -124,7 +125,7 @@ def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[Mod
 
 
 def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: Report) -> Deployed:
-    """Let the engine write its files into a folder, given a graph and a build; runs in its own process.
+    """Write the engine's files into a folder, given a graph and a build, in a process of its own.
 
     Raises what `engines.deploy` raises.
     """
@@ -134,7 +135,7 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     deployed = engines.deploy(case.engine, job, folder, built)
     specs = input_specs(case.source)
     expected: dict[str, Array] = {}
-    with contextlib.suppress(ModelError, Unsupported):  # The row is unchecked, too.
+    with contextlib.suppress(ModelError, Unsupported):  # The row's outputs were not checked either.
         expected, axes = _expected(case, specs, deployed.config.get("outputs"))
         deployed.config.update({"items_axes": axes} if any(axes.values()) else {})
     save_examples(specs, case.batch_size, expected, folder)
@@ -144,7 +145,7 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
 def _expected(
     case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None
 ) -> tuple[dict[str, Array], dict[str, int]]:
-    """Return the reference's outputs by their place, NaN at padding, and the axis of items of each."""
+    """Return up to eight items of each reference output, NaN at padding, and its axis of items, both by position."""
     from exporters.gradients import is_exact
     from profiler.worker.parity import Outputs  # Imports torch.
     from profiler.worker.prepare_model import cached_reference
@@ -178,7 +179,7 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.doing)[case.subject]
             if why_not := failure(case, prepared):
-                _value(why_not)
+                _value(why_not)  # Raises NotExported.
             graph = prepared.graph(case)
             onnx = graph.path if graph else None
         if task is not None:
@@ -240,7 +241,9 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         inputs=", ".join(
             f"{spec['name']} {tuple(spec['shape'])} {spec['dtype']}" for spec in deployed.config["inputs"]
         ),
-        usage=_usage(deployed) if (folder / "frame.py").is_file() else "",
+        usage=_USAGE.format(files=" ".join(f"{spec['name']}=FILE.npy" for spec in deployed.config["inputs"]))
+        if (folder / "frame.py").is_file()
+        else "",
     )
     (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")
 
@@ -254,11 +257,7 @@ def _service(deployed: Deployed) -> str:
     return "\n".join(f"    {line}" for line in lines.splitlines())
 
 
-def _usage(deployed: Deployed) -> str:
-    return _USAGE.format(files=" ".join(f"{spec['name']}=FILE.npy" for spec in deployed.config["inputs"]))
-
-
 def _release(version: object) -> str:
-    # "2.13.0+cpu", "2026.4.1-22100-b0d0e3b": no index has a release by the name of its build.
+    # Drop the build from "2.13.0+cpu" or "2026.4.1-22100-b0d0e3b": a package index has releases only.
     release = re.split("[+-]", str(version))[0]
     return f"=={release}" if re.fullmatch(r"\d[\w.]*", release) else ""

@@ -25,8 +25,9 @@ from profiler.job.case import parse_only
 from profiler.machine.target import on_cores
 from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
-from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
+from profiler.recommend.answer import OBJECTIVES, Request, as_data, cells_of, decide
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
+from profiler.results.cells import Row
 from profiler.results.choice import ENOUGH, HIGHER, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
@@ -43,8 +44,8 @@ from profiler.tables.writers import print_section, print_table
 FORMATS = ("text", "json")
 NOTHING_FITS, UNDECIDED = 3, 4
 _MOST_NAMES = 4
-_WHOLE = 2
-"""Above this many answers, print one table."""
+_MOST_SENTENCES = 2
+"""Print more answers than this as one table."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Objectives without an entry are "lowest" and their name."""
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
@@ -60,9 +61,9 @@ Answer = tuple[Request, Choice]
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print what to deploy.
+    """Print what to deploy, and export it if asked.
 
-    Returns 0; 3 where nothing meets the limits; 4 where nothing is recommended yet; 1 where no artifact could be made.
+    Return 0; 1 if the export failed; 3 if nothing meets the limits; 4 if nothing is recommended yet.
 
     Raises ConfigError.
     """
@@ -122,10 +123,7 @@ def _best_and_base(choice: Choice) -> str:
 
 
 def execute_run(options: Run, console: Console) -> int:
-    """Run a job, and end with what to deploy or how it compares; returns the exit code.
-
-    Raises ConfigError.
-    """
+    """Run a job, end with what to deploy or how it compares, and return the exit code. Raises ConfigError."""
     limits = read_limits(options)
     with on_cores(options.threads):
         if options.against is not None:
@@ -134,13 +132,13 @@ def execute_run(options: Run, console: Console) -> int:
 
 
 def execute_suite(options: RunSuite, console: Console) -> int:
-    """Run a published benchmark's suite; returns the exit code. Raises ConfigError."""
+    """Run a published benchmark's suite, and return the exit code. Raises ConfigError."""
     check_choice("suites run", str(options.config), suites())
     return execute_run(replace(options, config=suites()[str(options.config)]), console)
 
 
 def conclude(run: Path, results: pl.DataFrame, console: Console, limits: tuple[Limit, ...] = ()) -> None:
-    """Print what to deploy within the limits, for single calls and, of several batch sizes, for throughput."""
+    """Print what to deploy within the limits: for latency, and with several batch sizes also for throughput."""
     questions = list[Request]()
     measured = results.filter(status="ok")
     for (pass_, model, setting), rows in measured.group_by("pass", "model", "setting", maintain_order=True):
@@ -243,22 +241,23 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
 
 def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None = None) -> None:
     """Print what to deploy for each request; more than two make one table."""
-    if len(answers) > _WHOLE:
+    if len(answers) > _MOST_SENTENCES:
         _print_overview(console, answers, runs, read)
-    for request, choice in answers if len(answers) <= _WHOLE else ():
-        style = f"bold {_STYLES[choice.status]}"
-        console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
-        if choice.winner:
-            console.print(Text(_compared(choice)))
-        _print_settling(console, choice, _folder(choice, read) if read else runs[0])
-        _print_export(console, request, choice, runs)
+    else:
+        for request, choice in answers:
+            style = f"bold {_STYLES[choice.status]}"
+            console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
+            if choice.winner:
+                console.print(Text(_compared(choice)))
+            _print_settling(console, choice, _folder(choice, read) if read else runs[0])
+            _print_export(console, request, choice, runs)
     again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
 
 
 def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
-    """Print all answers as a table, each kind of doubt once, and how to export the first answer that can be."""
-    # Both objectives may have the same answer.
+    """Print all answers as a table, each kind of doubt once, and the command that exports the first exportable one."""
+    # Two objectives with the same answer share a row.
     rows = {(_subject(*answer), str(answer[1].best and answer[1].best["case_ids"])): answer[1] for answer in answers}
     console.print()
     print_table(console, overview([(subject, {}, choice) for (subject, _), choice in rows.items()]))
@@ -326,7 +325,7 @@ def comparison(choice: Choice) -> str:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
         advice = f"; --replicates {ENOUGH} may part them" if choice.winner["measured"] < ENOUGH else ""
         is_best = not _is_better(choice.tied[0], choice.winner, choice.figure)
-        return f"A tie of {len(cells)}: {_some(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
+        return f"A tie of {len(cells)}: {_listed_names(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     codes = {reason.code for loser in choice.losers for reason in loser.reasons}
@@ -348,8 +347,8 @@ def kept_out(choice: Choice) -> str:
             figure = amount(choice.figure, *_ends(cell, choice.figure))
             allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
             place = f" (largest in {cell['worst']})" if cell["worst"] else ""
-            bound = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
-            return f"{bound}: {cell['name']}, {figure}; --max-error {allowed} admits it"
+            why = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
+            return f"{why}: {cell['name']}, {figure}; --max-error {allowed} admits it"
     return ""
 
 
@@ -385,7 +384,7 @@ def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
     return cell[name], low, high
 
 
-def _some(cells: Sequence[Row]) -> str:
+def _listed_names(cells: Sequence[Row]) -> str:
     names = [cell["name"].replace(", batch ", " b") for cell in cells]
     unnamed = len(names) - _MOST_NAMES
     return listed([*names[:_MOST_NAMES], f"{unnamed} more"] if unnamed > 0 else names)
@@ -408,6 +407,6 @@ def _sections(choice: Choice) -> list[Section]:
         "Why not the others" if choice.best else "Why none": Table(
             "", "", frame, [words("Candidate", "name"), figures, prose("Why", "why")]
         ),
-        "Not measured": of_rows("", fields, [(_some(cells), text) for text, cells in unmeasured.items()]),
+        "Not measured": of_rows("", fields, [(_listed_names(cells), text) for text, cells in unmeasured.items()]),
     }
     return [Section(heading, (), [table]) for heading, table in tables.items() if table.rows]

@@ -430,7 +430,7 @@ def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(
     assert (tmp_path / "requirements.txt").read_text().splitlines() == lines
     readme = (tmp_path / "README.txt").read_text()
     assert "\n    venv/bin/pip install -r requirements.txt\n    venv/bin/python run.py\n\n" in readme
-    assert "It takes ids (1, 64) int64, in these sizes alone." in readme
+    assert "It takes ids (1, 64) int64, in exactly these sizes." in readme
     assert "1.00 ms (0.90–1.20) a call on a Xeon." in readme and "\n- drift: " in readme
     told = json.loads((tmp_path / "config.json").read_text())["measured"]
     assert (told["latency_ms"], told["latency_low_ms"], told["latency_high_ms"]) == (1.0, 0.9, 1.2)

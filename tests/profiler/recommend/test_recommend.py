@@ -378,7 +378,7 @@ def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
         (1.0, "A tie of 3: ort fp16, eager fp32 and trt fp16; the best figure leads; --replicates 5 may part them"),
         (
             9.0,
-            "A tie of 3: trt fp16, eager fp32 and ort fp16; within 5 % the soonest start wins, of starts within",
+            "A tie of 3: trt fp16, eager fp32 and ort fp16; within 5 % the soonest start wins, among starts within",
         ),
     ):
         tie = written(folder.parent / f"tie-{starts}", run(row("ort", reach=0.03, load_s=starts), *others))
