@@ -32,7 +32,7 @@ _SPEEDUPS = (
     "narrower precisions to tuned, compiled and exported runtimes."
 )
 _LATENCIES = "Median latency of one call, with its 95 % interval. Both scales are logarithmic."
-_FRONT = "No other point beats one on the dashed front in both latency and throughput."
+_FRONT = "The dashed front joins the points that no other point beats in both latency and throughput."
 _PEAK = "Peak memory of the largest batch, and its known parts."
 _ROOFLINE = (
     "No call is faster than its FLOPs at the measured peak, nor than its bytes at the memory's bandwidth. A point far "
@@ -43,7 +43,7 @@ _LAYERS = "Each row holds the exported nodes that some runtime runs as one. Time
 
 @dataclass(frozen=True)
 class Domains:
-    """The values of all scales, so that a configuration looks the same under every filter.
+    """The values of all scales. With fixed values a configuration looks the same under every filter.
 
     Variants and precisions stand in the order of steps; `parts` are the occurring parts of memory.
     """
@@ -60,7 +60,7 @@ class Chart:
     """A chart of the rows of its data set that have a value of the field `needs`.
 
     `keep` limits the number of a key's values: evenly spread ones, or the last ones if negative. `data` names its set,
-    then further ones. `row_height` has the pixels of a row and the fields that identify one, or is None.
+    then further ones. `row_height` has the pixels of a row and the fields that identify a row.
     """
 
     name: str

@@ -26,7 +26,7 @@ def execute(options: Options, console: Console) -> int:
 
 
 def write(options: Options, cells: pl.DataFrame | None = None) -> Path:
-    """Write the page and return its path; `cells` are the runs' by run_id, if already made. Raises ConfigError."""
+    """Write the page and return its path; `cells` are the runs' by run_id, if merged already. Raises ConfigError."""
     only, runs = parse_only(options.only), read_runs(options.runs)
     target = _target(options)
     if only is not None:
@@ -43,7 +43,7 @@ def write(options: Options, cells: pl.DataFrame | None = None) -> Path:
 
 
 def _target(options: Options) -> Path:
-    """Return the file to write: --output, or in the only run's folder, or here."""
+    """Return the file to write: --output, or one in the only run's folder, or one in the current folder."""
     if options.output is not None:
         named_files.exists(options.output)  # Raises ConfigError for a path that cannot be looked up.
         is_file = options.output.suffix == ".html" and not options.output.is_dir()

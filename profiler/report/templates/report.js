@@ -1,6 +1,6 @@
 "use strict";
 (async () => {
-  // Vega takes names such as "constructor" for what every object has: a space without width sets them apart.
+  // Vega confuses names such as "constructor" with properties of every object: append a zero-width space.
   const apart = (_, value) => typeof value === "string" && value in Object.prototype ? value + "\u200b" : value;
   const page = JSON.parse(document.getElementById("data").textContent, apart);
   const selects = [...document.querySelectorAll("select[data-key]")];
@@ -17,8 +17,8 @@
   const matches = (row, picks) => Object.entries(picks).every(
     ([key, place]) => !(key in row) || row[key] === page.options[key][place]);
 
-  // Limit the values of each key to the chart's number, evenly spread or the last ones.
-  function standing(chart, rows) {
+  // Return the rows with a figure; limit each key to the chart's number of values, evenly spread or the last.
+  function limited(chart, rows) {
     let left = rows.filter(row => row[chart.needs] !== null);
     for (const [key, most] of Object.entries(chart.keep)) {
       let values = [...new Set(left.map(row => row[key]))];
@@ -62,7 +62,7 @@
   // Return the chosen rows by data set and describe them in the figure; null without rows.
   function chosenRows(chart, figure, place, picks) {
     const main = chart.data[0];
-    const rows = standing(chart, data[main].filter(row => matches(row, picks)));
+    const rows = limited(chart, data[main].filter(row => matches(row, picks)));
     figure.querySelector(".nothing").hidden = rows.length > 0;
     place.hidden = rows.length === 0;
     figure.querySelector(".scope").textContent = "";
@@ -94,7 +94,7 @@
     const names = chart.row_height ? labelLimit : 0;
     const columns = Math.max(1, Math.floor((place.clientWidth - 80 - names) / 120));
     const config = {...page.config, legend: {...page.config.legend, columns}, axis: {...page.config.axis, labelLimit}};
-    // An interpreter of expressions, so that the page's policy can forbid code that is made from text.
+    // Interpret expressions, so that the page's policy can forbid code that is made from text.
     const made = await vegaEmbed(place, spec, {
       mode: "vega-lite", renderer: "svg", actions: false, ast: true, config,
     });
@@ -113,7 +113,7 @@
       });
       place.hidden = shown === 0;
       place.parentElement.querySelector(".nothing").hidden = shown > 0;
-      // A title to unfold names what is in the table.
+      // Without rows hide the title too, which a reader would unfold in vain.
       if (place.parentElement.tagName === "DETAILS") place.parentElement.hidden = shown === 0;
     }
   }
@@ -130,7 +130,7 @@
     return waiting;
   }
   selects.forEach(select => select.addEventListener("change", update));
-  // Charts follow their place's width by themselves, but legends keep their columns.
+  // Charts follow the width by themselves, but a legend keeps its number of columns until it is drawn again.
   let width = innerWidth, resized;
   addEventListener("resize", () => {
     clearTimeout(resized);
