@@ -34,7 +34,7 @@ _LOADING = (Run, RunSuite, Build, Doctor)
 
 
 class _DefaultsToRun(TyperGroup):
-    """`python -m profiler bench.yaml` is `python -m profiler run bench.yaml`; so is a model in place of the job."""
+    """Takes `python -m profiler WORD` as `python -m profiler run WORD` if the word is a job or a model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
@@ -108,7 +108,7 @@ app.add_typer(_suites, name="suites", help=Suites.__doc__)
 
 @_suites.callback()
 def _list_suites(ctx: typer.Context) -> None:
-    """List the suites if no command of theirs is named."""
+    """List the suites unless one of their commands is named."""
     if ctx.invoked_subcommand is None:
         _command(*COMMANDS["suites"])()
 

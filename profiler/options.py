@@ -205,7 +205,7 @@ class Suites:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSuite(Run):
-    """Run a published benchmark, with the options of `run`; it ends with its tables."""
+    """Run a published benchmark, with the options of `run`, and print its tables with your figures."""
 
     config: Path = _argument("A suite's name, such as cnn-benchmarks", metavar="SUITE")
 

@@ -93,7 +93,7 @@ def _build(task: BuildTask, prepared: Prepared, gpu: Gpu | None, logs: Path, tic
 
 
 def find_engine(word: str, target: str | None, option: str = "--engine") -> tuple[Engine, Gpu | None]:
-    """Return the engine of that name, and this GPU without a target. Raises ConfigError, which names `option`."""
+    """Return the engine of that name, and this machine's GPU if no target is given. Raises ConfigError."""
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
         raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
@@ -113,7 +113,7 @@ def find_engine(word: str, target: str | None, option: str = "--engine") -> tupl
 
 
 def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
-    """Return every model in every precision at every batch. Raises ConfigError."""
+    """Return a task per model, precision and batch size. Raises ConfigError."""
     models = [named_entry(word) for word in options.models]
     job = {"models": models, "engines": [engine.name], "precisions": [*options.precisions] or ["fp32"]}
     job["batch_sizes"] = numbers(options.batches)
@@ -138,7 +138,7 @@ def build(task: BuildTask, gpu: Gpu | None, log: Path, tick: Callable[[], None])
 
 
 def build_one(task: BuildTask, report: Report) -> Built:
-    """Return, in a worker, the engine from the cache, or build it. Raises as `build_engine` does."""
+    """Return the engine from the cache or build it, in a worker. Raises as `build_engine` does."""
     from engines.trt import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"

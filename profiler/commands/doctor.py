@@ -77,7 +77,7 @@ def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
-    """Return the job of doctor on the device: the usual presets in fp32, and narrower where that is cheap."""
+    """Return doctor's job for the device: the usual presets in fp32, and in narrower precisions where that is cheap."""
     with_usual = {preset.engine for preset in PRESETS.values() if preset.usual}
     usual = [name for name, preset in PRESETS.items() if preset.usual or preset.engine not in with_usual]
     narrow = ["fp16", "int8"]

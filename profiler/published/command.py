@@ -14,7 +14,7 @@ from rich.text import Text
 from exporters import named_files
 from exporters.whole_file import write_whole
 from profiler.bundled import suites
-from profiler.errors import ConfigError
+from profiler.errors import PROGRAM, ConfigError
 from profiler.job.config import load_config
 from profiler.options import ShowSuites, SubmitSuites
 from profiler.published.cleaning import SubmittedRun, clean, commands_of, read_run, write_run
@@ -142,7 +142,7 @@ def study_of(run: Path) -> str:
 def _problem(target: Path, run: SubmittedRun, first: SubmittedRun) -> str:
     suite = str(run.results["suite"][0])
     if suite not in suites():
-        return f"its job '{suite}' is no suite: `python -m profiler suites` lists them"
+        return f"its job '{suite}' is no suite: {PROGRAM} suites lists them"
     if not slug(run.label or ""):
         return "its machine has no name: resume it with --machine label=NAME"
     seconds = load_config(suites()[suite], "cpu" if run.environment.get("device") == "cpu" else "cuda").budget.seconds

@@ -51,7 +51,7 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
 
 
 def release() -> pl.Expr:
-    """Name the cuDNN of a published row, the library of ours."""
+    """Name a published row by its cuDNN, a row of ours by its library."""
     named = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + pl.col("library"))
     return pl.when("ours").then("library").otherwise(named)
 
@@ -103,7 +103,7 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
 
 
 def difference_sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) -> str:
-    """State the range of factors of rows over others of the same networks; empty if they share no network.
+    """State the range of factors between rows and others of the same networks; empty without a common network.
 
     Rows are "faster" only if the whole interval of every ratio lies above 1.
     """
@@ -118,7 +118,7 @@ def difference_sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.
 
 
 def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
-    """Draw five conclusions of the source's kinds from our rows, the broadest first and GPUs before CPUs."""
+    """Draw up to five conclusions like the source's from our rows, the broadest first and GPUs before CPUs."""
     published, ours = rows.filter(~pl.col("ours")), rows.filter("ours")
     counterparts = ours.filter("counterpart").sort("device", descending=True, maintain_order=True)
     machines = counterparts.partition_by("machine", maintain_order=True)
@@ -167,7 +167,7 @@ def _winners(ours: pl.DataFrame) -> list[str]:
 
 
 def _prices(name: str, results: pl.DataFrame, published: pl.DataFrame) -> list[str]:
-    """State each priced machine's cost of a million images, in the cheapest way for each network."""
+    """State each priced machine's cost of a million images, with the cheapest configuration for each network."""
     costs, texts = cost_rows(name, results).drop_nulls("usd_per_million_items"), []
     for (machine, price), rows in costs.group_by("machine", "usd_per_hour", maintain_order=True):
         usd = pl.col("usd_per_million_items")

@@ -159,7 +159,7 @@ def picture_rows(name: str, results: pl.DataFrame) -> list[tuple[pl.DataFrame, s
 
 
 def _brief(side: str) -> pl.Expr:
-    """Drop releases, which the tables have, from the name of our row's side."""
+    """Drop releases from the names of our sides; the tables have them."""
     brief = pl.col(side).str.replace(r", cuDNN [\d.]+", "").str.replace(r"(, [A-Za-z ]+) [\d.]+", "${1}")
     return pl.when("ours").then(brief).otherwise(side).alias(side)
 
@@ -237,7 +237,7 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
 
 
 def _peaks(name: str, rows: pl.DataFrame, on: str, title: str, *keys: str) -> list[Section]:
-    """Show our peaks of memory, one table per pass, in the columns of the times' table."""
+    """Show our peaks of memory, one table per pass, with the columns of the table of times."""
     is_measured = pl.col("peak_memory_mib").is_not_null().any().over(*_SIDE, *keys)
     section = pl.format("peak memory, {}", pl.col("pass").replace(PASSES))
     rows = rows.filter("ours", is_measured).with_columns(section=section, note=pl.lit(None, pl.String))

@@ -133,7 +133,7 @@ def absent_times(names: Mapping[str, str], results: pl.DataFrame) -> pl.DataFram
 
 
 def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
-    """Return our rows with a cost per image, or of inference, cheapest first; no rows unless the study is of costs."""
+    """Return our rows of inference, and others with a cost, cheapest first; empty for a study without costs."""
     names = references.network_names(name) if "cost" in STUDIES[name].tables else {}
     costs = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
     printed, joules = pl.col("network").replace(names), pl.col("energy_mj_per_item") / 1e3
@@ -159,7 +159,7 @@ def break_even(costs: pl.DataFrame, published: pl.DataFrame) -> pl.DataFrame:
 
 
 def _image_gradient(study: Study) -> pl.Expr:
-    """Name the image's gradient in rows that computed it against the study's practice, or did not."""
+    """Tell if a row computed the image's gradient and the study did not, or the reverse."""
     to_image = pl.col("input_gradient").fill_null(value=False)
     differs = (to_image != pl.col("network").is_in(study.input_gradient)) & (pl.col("pass") == "training")
     word = pl.when(to_image).then(pl.lit("with")).otherwise(pl.lit("without"))

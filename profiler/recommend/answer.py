@@ -73,7 +73,7 @@ def recommend(results: pl.DataFrame, request: Request) -> Choice:
 
 
 def cells_of(results: pl.DataFrame) -> pl.DataFrame:
-    """Merge replicates on one machine with one set of versions."""
+    """Merge replicates of one machine and set of versions into cells."""
     # A failed replicate has no value: take it from the run, which has one set of calibration data.
     calibrated = pl.coalesce("calibrated", pl.col("calibrated").max().over("run_id", "precision"))
     return cells(results.with_columns(calibrated=calibrated), BY)
@@ -115,7 +115,7 @@ def as_data(request: Request, choice: Choice, settle: str | None = None) -> dict
 
 
 def stated(cell: Row) -> dict[str, Any]:
-    """Return a cell's name, configuration, machine, versions and figures, without those that are unknown."""
+    """Return a cell's name, configuration, machine, versions and figures, without unknown ones."""
     return {name: cell[name] for name in _STATED if cell[name] is not None}
 
 

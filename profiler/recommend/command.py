@@ -306,11 +306,11 @@ def headline(choice: Choice) -> str:
     nearest = next((loser for loser in choice.losers if loser.cell is choice.nearest), None)
     if nearest is None:
         return f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)}"
-    return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}{_give(nearest)}"
+    return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}{_input_hint(nearest)}"
 
 
-def _give(loser: Loser) -> str:
-    """Say how to give real inputs if the error on drawn ones misses its limit or is unknown."""
+def _input_hint(loser: Loser) -> str:
+    """Say how to give real inputs if the error on random ones misses its limit or is unknown."""
     names, kind = loser.cell["drawn"], loser.cell["model_kind"]
     if not names or all(reason.figure != "error" for reason in loser.reasons):
         return ""

@@ -81,7 +81,7 @@ def gather(runs: Runs, only: Filter | None = None, merged: pl.DataFrame | None =
 
 
 def _sorted(merged: pl.DataFrame) -> pl.DataFrame:
-    """Sort groups for reading, each fastest first; `step` is a configuration's place from the base on."""
+    """Sort groups for reading, each fastest first; `step` orders configurations by variant, then precision."""
     runs = merged["run"].unique(maintain_order=True)
     models = sorted(merged["model"].unique(), key=natural)
     settings = sorted(merged["setting"].unique(), key=natural)
@@ -149,7 +149,7 @@ def domains(cells: pl.DataFrame) -> Domains:
 
 
 def _roofs(data: Data) -> list[Row]:
-    """Return each occurring precision's attainable rate over the range of occurring intensities."""
+    """Return each measured precision's attainable rate over the range of measured intensities."""
     cells = data.cells.drop_nulls(["intensity", "tflops"])
     if cells.is_empty():
         return []

@@ -58,7 +58,7 @@ _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a figure may be, or the least for one that should be high; greater than 0."""
+    """The highest value that a figure may have, or the lowest if more is better; greater than 0."""
 
     figure: str
     value: float

@@ -60,7 +60,7 @@ class Runs:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return a label by run id: the machine if every run has another one, else the folder."""
+        """Return a label by run id: the machine if all runs have different ones, else the folder."""
         machines = [run.environment["machine"] for run in self.runs]
         is_unique = all(machines) and len(set(machines)) == len(machines)
         names = machines if is_unique else [run.name for run in self.runs]
@@ -186,7 +186,7 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
     for address in map(str, addresses):
         is_pattern = not named_files.exists(Path(address)) and glob.has_magic(address)
         matches = filter(os.path.exists, glob.glob(address)) if is_pattern else [address]  # noqa: PTH207
-        folders = [run for folder in sorted(map(Path, matches)) for run in (kinds_in(folder) or [folder])]
+        folders = [run for folder in sorted(map(Path, matches)) for run in (_runs_by_device(folder) or [folder])]
         runs = [folder for folder in folders if named_files.is_file(folder / "results.parquet")]
         begun = [folder for folder in folders if folder not in runs and named_files.is_file(folder / "bench.yaml")]
         unfinished = [f"{folder}: no results yet; finish it: {resuming(folder)}" for folder in begun]
@@ -196,7 +196,7 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
         yield from runs
 
 
-def kinds_in(folder: Path) -> list[Path]:
+def _runs_by_device(folder: Path) -> list[Path]:
     """Return the runs in the folder of a job on several kinds of devices; empty for another folder."""
     if not named_files.is_file(folder / "bench.yaml"):
         return []
@@ -236,7 +236,10 @@ def without_panics() -> Iterator[None]:
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
-    """Open a run's table lazily; without the file it is empty, a missing column null. Raises ConfigError otherwise."""
+    """Open a run's table lazily; a missing file is an empty table, a missing column null.
+
+    Raises ConfigError for a damaged file, and for a file that is no run's table.
+    """
     path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
     if name != "results" and not named_files.is_file(path):
         return pl.LazyFrame(schema=schema)

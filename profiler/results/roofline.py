@@ -106,7 +106,7 @@ def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:
 
 
 def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, float]:
-    """Raise each measured roof to the highest possible rate of a row with checked outputs."""
+    """Raise each measured roof to the highest plausible rate of a row with checked outputs."""
     roofs = dict(measured)
     for case, result in rows:
         fastest, work, over = _fastest_ms(result), work_of(case, result), excess(case, result, measured)

@@ -255,7 +255,7 @@ class RunFolder:
 
 
 def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries: pl.DataFrame | None = None) -> None:
-    """Write each table as CSV; `tries` are the search's for the largest batch."""
+    """Write each table as CSV; `tries` are those of the search for the largest batch."""
     folder.mkdir(exist_ok=True)
     tables = {
         "latency": results.filter(OK).select([*CONFIGURATION, "replicate", *_TIMES, "warnings"]),

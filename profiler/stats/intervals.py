@@ -100,7 +100,7 @@ def typical_spread(variances: ArrayLike, free: ArrayLike) -> float:
 
 
 def spread_reach(sd: ArrayLike, free: ArrayLike) -> Floats:
-    """Return half the 95 % interval of one process for spreads, on the log scale: at most a factor of 1000."""
+    """Return the arm of one process's 95 % interval for each spread, on the log scale: at most a factor of 1000."""
     return np.asarray(np.minimum(student(_LEVEL, free) * np.asarray(sd, dtype=float), _MOST_REACH))
 
 
