@@ -115,8 +115,7 @@ def settling(choice: Choice, folder: str) -> str | None:
 
 def _best_and_base(choice: Choice) -> str:
     """Return the conditions of `--only` for the best and its base."""
-    cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell]
-    cells = [cell for cell in cells if cell is choice.best or cell["is_base"]]
+    cells = [cell for cell in choice.cells if cell is choice.best or cell["is_base"]]
     keys = ("model", "pass", "batch_size", "variant", "precision")
     values = ((key, dict.fromkeys(str(cell[key]) for cell in cells)) for key in keys)
     return ",".join(f"{key}={','.join(words)}" for key, words in values)
@@ -221,8 +220,7 @@ def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
 
 def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str], folder: str = "") -> None:
     """Print one answer in full, and the command that exports it from `runs`."""
-    cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell]
-    machines = listed(dict.fromkeys(cell["machine"] for cell in cells if cell["machine"]))
+    machines = listed(dict.fromkeys(cell["machine"] for cell in choice.cells if cell["machine"]))
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))

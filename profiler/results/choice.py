@@ -140,9 +140,19 @@ class Choice:
         return "undecided" if self.doubt else "tie" if self.tied else "deploy"
 
     @property
+    def cells(self) -> list[Row]:
+        """Return all cells, best first."""
+        return [cell for cell in (self.best, *(loser.cell for loser in self.losers)) if cell]
+
+    @property
+    def leaders(self) -> list[Row]:
+        """Return the best and its ties, best first."""
+        return [cell for cell in (self.best, *self.tied) if cell]
+
+    @property
     def names(self) -> str:
         """Name the best and its ties: "ort fp32 or openvino fp32"."""
-        names = [cell.get("name") or cell_name(cell) for cell in (self.best, *self.tied) if cell]
+        names = [cell.get("name") or cell_name(cell) for cell in self.leaders]
         unnamed = len(names) - _MOST_NAMED
         *first, last = [*names[:_MOST_NAMED], f"{unnamed} more"] if unnamed > 0 else names
         return f"{', '.join(first)} or {last}" if first else last
@@ -212,7 +222,7 @@ def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str
     waiting = sum(cell["status"] == "waiting" for cell in cells)
     if all(cell["is_base"] for cell in measured) and (waiting or not any(map(_was_tried, cells))):
         return Reason("only-base", waiting, text=cell_name(best))
-    if FIGURES[figure].unit == "MiB":  # Other work takes time, and no memory of ours.
+    if FIGURES[figure].unit == "MiB":  # Other work takes our time, not our memory.
         return None
     if 2 * sum(DISTURBED in cell["footnotes"] for cell in measured) > len(measured):
         return Reason("disturbed", text=cell_name(best))
@@ -252,7 +262,7 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
     """
     groups = []
     for _, choice in choices(cells):
-        tied = sorted((cell for cell in (choice.best, *choice.tied) if cell), key=lambda cell: cell["latency_ms"])
+        tied = sorted(choice.leaders, key=lambda cell: cell["latency_ms"])
         limit = (tied[0]["latency_high_ms"] or math.inf) if tied else 0.0
         equals = [loser.cell for loser in choice.losers if loser.reasons[0].code == "equivalent"]
         left_out = [choice.best, *([] if with_equals else equals)]
@@ -299,7 +309,7 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
     sides = {"": rows, "_best": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
-    # How many times worse a row is than the best: the best is the side, the row its base.
+    # The best is the side and each row its base, so a factor tells how many times worse the row is.
     factors = compared(both, base="", side="_best", figure=figure)
     reasons = []
     for row, (factor, low, high, outcome) in zip(rows, factors.iter_rows(), strict=True):

@@ -39,7 +39,7 @@ def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
 
 def _deploy(choice: Choice) -> str:
     words = {"undecided": "no recommendation yet", "nothing": "nothing meets the limits"}
-    cells = [cell for cell in (choice.best, *choice.tied) if cell]
+    cells = choice.leaders
     batches = [f" b{cell['batch_size']}" * (cell["batch_size"] != cells[0]["batch_size"]) for cell in cells]
     names = dict.fromkeys(f"{cell_name(cell)}{batch}" for cell, batch in zip(cells, batches, strict=True))
     first, *ties = names or [""]
@@ -50,7 +50,7 @@ def _deploy(choice: Choice) -> str:
 def best_of_runtimes(choice: Choice) -> dict[str, Row]:
     """Return the base and each engine's best other cell, of the answer's batch and setting."""
     place, best = ("batch_size", "setting", "machine"), dict[str, Row]()
-    cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell and cell["latency_ms"]]
+    cells = [cell for cell in choice.cells if cell["latency_ms"]]
     for cell in cells:
         if all(cell[key] == cells[0][key] for key in place):
             best.setdefault(_BASE if cell["is_base"] else cell["engine"], cell)
