@@ -26,7 +26,7 @@ else:
         **dict.fromkeys(("Choice", "Limit"), "results.choice"),
         "ConfigError": "errors",
         "measure": "run.measure",
-        # Not by their own names: profiler.compare, once it is imported, is the package.
+        # Under other names, since profiler.compare is the package once it is imported.
         "cells_of": "results.cells:cells",
         "compare_runs": "compare.cells:compare",
         "query_runs": "commands.query:query",

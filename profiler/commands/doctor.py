@@ -132,7 +132,7 @@ def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
     notes = {str(warning): None for _, result in ran for warning in result.warnings if warning.kind in _OF_INSTALLATION}
     for case, result in ran:
         eager = usual.get((case.pass_, case.precision))
-        # Other work only adds time.
+        # Take the fastest sample, since other work only adds time.
         fastest = min(result.samples.get(result.clock or "", []), default=0.0)
         if eager and fastest > _SLOW * eager:
             notes[f"{case.precision} takes {times(fastest / eager)} what eager takes: too slow to be right"] = None

@@ -138,7 +138,7 @@ def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Contain
     (base, base_ids), *others = sides.items()
     first = {subject: identity for run_id in reversed(base_ids) for subject, identity in recorded[run_id].items()}
     changes = grouped(
-        ((side, subject.partition("/")[0]), word)  # At several shapes a model is recorded as several.
+        ((side, subject.partition("/")[0]), word)  # A model with several shapes has a subject for each.
         for side, run_ids in others
         for subject, now in (item for run_id in run_ids for item in recorded[run_id].items())
         if subject in first

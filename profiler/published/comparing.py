@@ -37,7 +37,7 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
             pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False),
             gpu_ms=pl.lit(None, pl.Float64), published_network=pl.lit(None, pl.String), note=pl.lit(None, pl.String),
         )  # fmt: skip
-        # Published rows stand beside our rows of their kind.
+        # Keep the kinds that we measured: layers, networks or both.
         both = (layers, rows)
         rows = pl.concat([frame for frame in both if frame["ours"].any()] or both, how="diagonal_relaxed")
     if study.by_release:
@@ -65,7 +65,7 @@ def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
     if published["machine"].n_unique() < 2:
         side = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
     else:
-        # 2.9 before 2.11, and no library before all.
+        # Sort 2.9 before 2.11, and rows without a library first.
         newest = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
         order = newest if study.by_release else pl.col("latency_ms")
         published = published.sort(order, descending=study.by_release, maintain_order=True)
@@ -210,7 +210,7 @@ def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
         runs = "it runs" if len(networks) == 1 else f"{ran['network'].n_unique()} of {len(networks)} run"
         return f"today {runs}{' without it' * (kind == 'support')} on the {ran['machine'][0]}"
     if kind == "best":
-        # In the first pass, and like the source's in fp32.
+        # Compare in the claim's first pass, and in fp32 like the source.
         part = pl.col(f"{claim['pass'].partition(';')[0]}_ms")
         sums = named.filter(part.is_not_null(), precision="fp32").group_by("side").agg(pl.len(), part.sum().alias("ms"))
         best = sums.filter(len=len(networks)).sort("ms").select("side", "ms").rows()

@@ -281,7 +281,7 @@ def _layer_passes(layers: pl.DataFrame, headings: Mapping[str, str]) -> Section:
     total = pl.when("ours", value.count() == len(LAYERS)).then(value.sum()).otherwise(value.filter(sums).first())
     rows = rows.with_columns(pl.col("table").replace(tables), note=pl.lit(None, pl.String))
     rows = rows.with_columns(total_ms=total.over("table", *_ROW)).filter(
-        # An engine without a backward pass has no row there.
+        # Leave out engines without that pass.
         ~sums, ~pl.col("ours") | value.is_not_null().any().over("table", *_ROW)
     )  # fmt: skip
     wide, spread = _wide(rows, "layer", ["table", "total_ms", *_ROW], "value")
@@ -383,7 +383,7 @@ def _section(
 def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]]:
     """Mark the lowest time per image of each contested column, among the published rows and among ours."""
     names = [field.columns[0] for field in fields if field.contested]
-    # "best per layer" mixes several libraries.
+    # Leave out "best per layer", which mixes several libraries.
     is_single = pl.col("implementation").ne_missing(BEST_PER_LAYER) if "implementation" in rows.columns else True
     times = pl.when(is_single).then(pl.col(names) / (pl.col("batch_size") if "batch_size" in rows.columns else 1))
     best = (times == times.min()) & (times.count() > 1)

@@ -183,7 +183,7 @@ def _library(row: Mapping[str, Any], variant: str) -> str:
         words.append("no cuDNN" if is_off else f"cuDNN {_cudnn_release(row['cudnn'])}")
     words += [f"as {row['model']}"] * (row["network"] not in (None, row["model"]))
     words += ["dropout on"] * bool(row["dropout"])
-    # The published backward passes began with a gradient of the network's output.
+    # The published backward passes began with a gradient of the network's output, without a loss.
     words += ["with loss"] * (row["pass"] == "training" and row["model_kind"] != "layer" and row["head"] != "logits")
     return ", ".join(words)
 

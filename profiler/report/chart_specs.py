@@ -244,6 +244,6 @@ def _tips(*figures: tuple[str, str]) -> list[alt.Tooltip]:
 
 
 def _finished(chart: Any) -> Spec:
-    # The tests check it against Vega-Lite's schema, which takes longer than all else.
+    # Validating takes longer than all else; the tests check the spec against Vega-Lite's schema.
     spec: Spec = chart.properties(width="container").to_dict(validate=False)
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}

@@ -115,7 +115,7 @@ def compose(data: Data) -> Report:
 def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
     """Return the answer in short, like "Deploy compiled fp16 for 5 of 6 models and batch sizes"."""
     answered = [(key["pass"], choice) for key, choice in choices if choice.best]
-    # Users deploy inference.
+    # Prefer inference, since users deploy it.
     answers = [choice for pass_, choice in answered if pass_ == "inference"] or [choice for _, choice in answered]
     won = [choice for choice in answers if choice.winner]
     if not won:

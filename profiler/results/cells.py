@@ -96,7 +96,7 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     merged = merged.with_columns(tests=pl.when("confirmed").then(pl.col("confirmed").sum().over(group)))
     for name in WITH_ENDS:
         merged = merged.with_columns(_ends(merged, name))
-    # A small call's device time is up to 6 % above its latency.
+    # Cap it, since a small call's device time is up to 6 % above its latency.
     device = pl.col("gpu_low_ms").clip(upper_bound=pl.col("latency_ms"))
     merged = merged.with_columns(
         pl.col("latency_low_ms").clip(DEVICE_BOUND * device),

@@ -82,7 +82,7 @@ def _held(reason: Reason) -> str:
     value = reason.value or 0.0
     if reason.figure != "error":
         return f"{noun(reason.figure)} {amount(reason.figure, value, reason.low, reason.high)}"
-    # 0.01036 is over 0.01 by its third digit.
+    # With two digits 0.01036 would look equal to a limit of 0.01.
     is_close = numbers.error(value) == numbers.error(reason.limit or 0.0)
     place = f" (largest in {reason.text})" if reason.text else ""
     return f"error bound {numbers.error(value, 3 if is_close else 2)}{place}"

@@ -92,7 +92,7 @@ def _figures(result: Result, batch_size: int, row: Row) -> Row:
 
 def _intervals(result: Result, samples: list[float], latency: float, batch_size: int) -> dict[str, float]:
     beside_work = (result.figures.get("disturbance") or 0.0) if result.has(DISTURBED) else None
-    # The throughput and the sum of an iteration's parts also tell a call's time.
+    # The throughput and the sum of an iteration's parts also measure a call's time.
     by_rate = 1000 * batch_size / result.throughput if result.throughput else 0.0
     by_parts = sum(statistics.median(values) or 0.0 for name, values in result.clocks.items() if name in PARTS)
     others = [ms for ms in (by_rate, by_parts) if ms and max(ms / latency, latency / ms) > CONTRADICTION]

@@ -62,7 +62,7 @@ def read_json(path: Path, read: Callable[[Path, bytes], dict[str, Any]]) -> dict
 def append_line(journal: Path, line: str) -> None:
     """Add a JSON object, on the disk when this returns. Raises OSError."""
     with journal.open("ab+") as file:
-        # This line must not join one that a crash cut off.
+        # Begin a new line if a crash cut off the last one.
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.write(b"\n")
         file.write(line.encode() + b"\n")

@@ -83,7 +83,7 @@ def median_interval(samples: ArrayLike, level: float = 0.975) -> Interval:
     """
     values = np.asarray(samples, dtype=float)
     size = effective_size(values)
-    # How many correlated samples count is itself an estimate.
+    # Halve the degrees of freedom of correlated samples, whose effective size is itself an estimate.
     free = size - 1 if size == values.size else (size - 1) / 2
     reach = float(student(level, free)) / math.sqrt(max(size, 1.0))
     if reach < 1:

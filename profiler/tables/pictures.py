@@ -81,7 +81,7 @@ def _scale(channel: Any, field: str, rows: pl.DataFrame, domain: list[str], valu
 
 
 def _data(rows: pl.DataFrame) -> alt.InlineData:
-    # Processors differ in the last digit of a logarithm.
+    # Round, since processors differ in the last digit of a logarithm.
     return alt.InlineData(rows.with_columns(pl.col(pl.Float64).round_sig_figs(5)).to_dicts())
 
 
