@@ -175,6 +175,7 @@ def check_options(options: Options) -> None:
         "--within": options.within,
         "--against": options.against,
         "--dry-run": options.dry_run,
+        "--replicates of a resumed run": options.replicates if options.resume is not None else None,
     }
     for name in [name for name, value in alone.items() if value and options.ray is not None]:
         raise ConfigError(f"{name} and --ray exclude each other")

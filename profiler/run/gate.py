@@ -77,7 +77,9 @@ class Pair:
     fails: bool = False
     """True if the new side does not run."""
     seconds: float = 0.0
-    """Duration of the last round."""
+    """Duration of all rounds."""
+    next_seconds: float = 0.0
+    """Expected duration of the next round: the last one's, infinite if it did not end."""
 
     @property
     def interval(self) -> Interval:
@@ -205,14 +207,16 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, dead
         of_new.holders.give_up()  # All forks of a holder would share its memory layout.
         for number in count():
             waiting = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]
-            waiting = [cell for cell in waiting if time.monotonic() + cell.seconds < deadline]
+            waiting = [cell for cell in waiting if time.monotonic() + cell.next_seconds < deadline]
             if not waiting:
                 break
             for cell in waiting:
                 began = time.monotonic()
-                if began + cell.seconds < deadline:
+                if began + cell.next_seconds < deadline:
                     is_whole = _add_round(cell, number, of_new, of_old)
-                    cell.seconds = time.monotonic() - began if is_whole else math.inf
+                    seconds = time.monotonic() - began
+                    cell.seconds += seconds
+                    cell.next_seconds = seconds if is_whole else math.inf
 
 
 def _latency(supervisor: Supervisor, case: Case, number: int) -> float | str | None:
@@ -271,7 +275,7 @@ def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -
     verdicts = [cell.is_slower(limit) for cell in cells]
     suite.attrib |= {"failures": str(verdicts.count(True)), "skipped": str(verdicts.count(None)), "errors": "0"}
     for cell, is_slower in zip(cells, verdicts, strict=True):
-        seconds = f"{cell.seconds * len(cell.logs) if cell.logs else 0.0:.3f}"  # From the last round's.
+        seconds = f"{cell.seconds:.3f}"
         case = ElementTree.SubElement(suite, "testcase", classname=cell.new.model, name=cell.name, time=seconds)
         text = cell.describe(against, limit)
         if is_slower is not False:

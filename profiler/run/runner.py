@@ -162,7 +162,7 @@ class Runner:
     def _reserving(self, share: float) -> Iterator[None]:
         """Keep a share of --within for later steps."""
         end = self.deadline
-        self.deadline -= share * self.within if math.isfinite(end) else 0.0
+        self.deadline -= share * self.within if math.isfinite(self.within) else 0.0
         try:
             yield
         finally:

@@ -67,10 +67,10 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     missing = _missing_inputs(cases)
     for why in dict.fromkeys(missing.values()):
         console.print(Text(f"\n{why}", style="red"), soft_wrap=True)
-    runnable = sum(case.unsupported is None and case.subject not in missing for case in cases)
-    text = f"\n{machine}: {runnable} of {counted(len(cases), 'case')} can run here"
+    runnable = [case.id for case in cases if case.unsupported is None and case.subject not in missing]
+    text = f"\n{machine}: {len(runnable)} of {counted(len(cases), 'case')} can run here"
     if runnable:
-        text += f", in about {duration(sum(seconds.values()))}, guessed, besides preparing the models"
+        text += f", in about {duration(sum(seconds[id_] for id_ in runnable))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
     console.print(Text(f"{text}. No module was loaded: names and shapes are not checked."), soft_wrap=True)
     return 0 if runnable else 2

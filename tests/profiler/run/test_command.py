@@ -657,6 +657,7 @@ WRONG: list[tuple[str | None, list[str], list[str]]] = [
     (None, ["--resume", "nowhere"], ["--resume nowhere", "not a run folder"]),
     (JOB, ["job.yaml", "--resume", "nowhere"], ["a job and --resume exclude each other"]),
     (JOB, ["--resume", ".", "--seconds", "9"], ["--seconds and --resume exclude each other"]),
+    (JOB, ["--resume", ".", "--ray", "local", "--replicates", "3"], ["--replicates of a resumed run and --ray"]),
     (JOB, ["job.yaml", "--device", "gpu"], ["--device", "gpu", "auto, cpu, cuda"]),
     (JOB, ["job.yaml", "--output", "job.yaml"], ["output", "job.yaml", "--output"]),
     (JOB, ["job.yaml", "--retry", "--dry-run"], ["--retry", "--resume"]),

@@ -89,11 +89,11 @@ def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch: pytest.Monke
 def test_junit_has_a_test_a_cell(tmp_path: Path) -> None:
     cells = [cell(1.3, 1.3, 1.3), cell(1.0, 1.0, 1.0, 1.0), cell(1.0)]
     for one, seconds in zip(cells, (2.0, 0.5, 0.0), strict=True):
-        one.seconds = seconds
+        one.seconds, one.next_seconds = seconds, math.inf  # As after a round that did not end.
     write_junit(tmp_path / "gate.xml", cells, "old", 0.05)
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
     assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["3", "1", "1"]
-    assert [case.get("time") for case in suite] == ["6.000", "2.000", "0.000"]
+    assert [case.get("time") for case in suite] == ["2.000", "0.500", "0.000"]
     assert [[child.tag for child in case] for case in suite] == [
         ["failure", "system-out"],
         ["system-out"],
