@@ -31,7 +31,7 @@ class Precision:
     """Type of convolutions and products in proofs."""
     bits: int
     usual_error: float
-    """Largest relative L2 error of outputs that needs no warning (profiler/worker/parity.py), and the rank in a tie."""
+    """Largest relative L2 error of outputs without a warning (profiler/worker/parity.py); it also breaks ties."""
     autocast: str | None = None
     """Type of autocast in training, with fp32 weights."""
     least_capability: tuple[int, int] | None = None

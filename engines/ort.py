@@ -43,7 +43,7 @@ _TYPES = {
     for name in ("float", "double", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 }
 _INTEGER = {
-    # Places of the second operand and its zero point, which has its type, among an operator's inputs.
+    # Input positions of the second operand and of its zero point, which has the operand's type.
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 5)),
     **dict.fromkeys(("ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"), (1, 3)),
     "MatMulIntegerToFloat": (1, 5),

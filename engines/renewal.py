@@ -16,7 +16,7 @@ from exporters.source import TensorSpec
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[bool], object]
-"""Changes values in place; if True, by far."""
+"""Changes values in place, far if the argument is True."""
 
 _MOST_COPIES = 128
 """Most copies of small inputs to renew ahead."""
@@ -130,7 +130,7 @@ def _scale(spec: TensorSpec, tensor: Tensor, draw: random.Random, generator: tor
 
 
 class _Scaled:
-    """Scales floats about the middle of their range."""
+    """Scale floats about the middle of their range."""
 
     def __init__(self, spec: TensorSpec, tensor: Tensor, draw: random.Random) -> None:
         self.tensor, self.draw, self.factor, self.is_odd = tensor, draw, 1.0, False

@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 # Larger numbers cannot be measured and would overflow tables and clocks. All bounds exclude infinity and NaN.
 LARGEST = 2**31 - 1
-"""The largest index of 32 bits, as kernels use them."""
+"""The largest 32-bit index, as kernels use."""
 Count = Annotated[int, Interval(gt=0, le=LARGEST)]
 Replicates = Annotated[int, Interval(gt=0, le=1000)]
 Samples = Annotated[int, Interval(ge=3, le=1_000_000)]

@@ -206,7 +206,7 @@ def _add_rounding(model: nn.Module, precision: str, blur: int) -> None:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds a tensor, and the gradient that comes back to it."""
+    """Round a tensor, and its incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Round, backward: Round) -> Tensor:

@@ -124,7 +124,7 @@ class ModelSource:
     key: str | None = None
     """Key of the state dict in a checkpoint."""
     prefix: str = ""
-    """Beginning of the state dict's keys to strip, such as DataParallel's "module."."""
+    """Prefix to strip from the state dict's keys, such as DataParallel's "module."."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one item of a factory's only input, without the batch."""
     inputs: dict[str, tuple[float, float] | Path] = field(default_factory=dict)

@@ -13,7 +13,7 @@ class Model:
     def __init__(self, config: dict[str, Any], arrays: list[Array]) -> None:
         settings, device = config["settings"], config["device"]
         if device == "cuda":
-            ort.preload_dlls()  # CUDA and cuDNN from pip's packages, where they are not installed system-wide.
+            ort.preload_dlls()  # CUDA and cuDNN from pip's packages, if they are not installed system-wide.
         options = ort.SessionOptions()
         options.intra_op_num_threads = settings["threads"]
         if not settings["optimize"]:

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Library:
-    """A source of models by name, whose `module` has `build_PREFIX(name, options)` for a torch.nn.Module and
-    `inputs_PREFIX(name, options)` for a `DeclaredInputs`. Both work offline, and may raise ModelError."""
+    """A source of models by name.
+
+    Its `module` has `build_PREFIX(name, options)`, which returns a torch.nn.Module, and `inputs_PREFIX(name, options)`,
+    which returns `DeclaredInputs`. Both work offline, and may raise ModelError.
+    """
 
     prefix: str
     """Also the name of this project's extra that installs it."""
