@@ -28,7 +28,6 @@ from profiler.options import COMMANDS, Build, Doctor, Run, RunSuite, Suites
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which a run still writes its tables."""
-_AGAIN_SECONDS = 0.05
 _LOADING = (Run, RunSuite, Build, Doctor)
 """Commands that load torch and the runtimes."""
 
@@ -165,7 +164,7 @@ def _interrupt_again(unraisable: Any) -> None:
 
 def _interrupt_soon() -> None:
     signal.signal(signal.SIGALRM, _interrupt)
-    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -44,7 +44,7 @@ def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
     row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], match_layers(cell)
     longest = sorted(rows, key=lambda layer: -max(layer.ms.values()))[:top]
     shown = [layer for layer in rows if layer in longest]
-    totals = {"all layers": {case.row["variant"]: case.ms for case in cell}}
+    totals = {"all layers": {case.row["variant"]: sum(layer["ms"] for layer in case.layers) for case in cell}}
     for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
         totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}
     shown += [Layer(name, ms) for name, ms in totals.items() if ms]

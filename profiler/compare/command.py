@@ -192,9 +192,7 @@ def sections(comparison: Comparison, top: int) -> list[Section]:
     """Return the printed sections; each table of cells has the `top` that changed most."""
     names, rows = ["what", *comparison.sides], comparison.differences
     table = Table("", "", {name: [row[name] for row in rows] for name in names}, [words(name, name) for name in names])
-    differs = (
-        Section("What differs", (), [table]) if rows else Section("What differs", ["The environments do not differ."])
-    )
+    differs = Section("What differs", [] if rows else ["The environments do not differ."], [table] if rows else [])
     parts = [_totals(comparison), _cells(comparison, top), differs]
     parts += [_regressions(comparison, top), Section("Notes", comparison.notes)]
     return [part for part in parts if part.paragraphs or part.tables]

@@ -16,8 +16,6 @@ from engines.catalog import ENGINES
 from profiler.results.cells import cells
 from profiler.tables.numbers import grouped
 
-_PREFIX = "node_"
-"""Prefix that torch.onnx gives the names of exported nodes."""
 _CASE = ["run_id", "case_id"]
 PARTS = ("forward", "grad_input", "grad_weight")
 KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]
@@ -29,10 +27,6 @@ class Profiled:
 
     row: Mapping[str, Any]
     layers: Sequence[Mapping[str, Any]]
-
-    @property
-    def ms(self) -> float:
-        return float(sum(layer["ms"] for layer in self.layers))
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ def match_layers(cases: Sequence[Profiled]) -> list[Layer]:
     rows = []
     for first, nodes in grouped((find(node), node) for node in _order(cases)).items():
         by_variant = grouped(layers_of[first])
-        name = " + ".join(node.removeprefix(_PREFIX) for node in nodes)
+        name = " + ".join(node.removeprefix("node_") for node in nodes)  # The prefix is torch.onnx's.
         rows.append(Layer(name, _sums(by_variant), _modules(by_variant.get(namer, []))))
     others = ((case.row["variant"], layer) for case in cases for layer in case.layers if not layer["nodes"])
     sums = _sums(grouped(others))

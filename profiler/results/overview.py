@@ -14,7 +14,6 @@ from profiler.tables.table import Table, figure, name
 
 _NOTE = "Each runtime's best: ms and ×, then MiB and error; ~ marks a × whose verdict is unclear."
 _BASE = "base"
-_CLEAR = {"faster", "slower", "equivalent"}
 
 
 def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
@@ -63,7 +62,7 @@ def _figures(cell: Row | None) -> str:
     is_busy = numbers.is_busy(cell["latency_low_ms"], cell["latency_high_ms"])
     times = [numbers.BUSY if is_busy else numbers.significant(cell["latency_ms"])]
     if cell["factor"] and not cell["is_base"] and not numbers.is_busy(cell["factor_low"], cell["factor_high"]):
-        times.append(f"{'' if cell['verdict'] in _CLEAR else '~'}{numbers.times(cell['factor'])}")
+        times.append(f"{'~' if cell['verdict'] in (None, 'unclear') else ''}{numbers.times(cell['factor'])}")
     others = [] if cell["peak_memory_mib"] is None else [numbers.count(cell["peak_memory_mib"])]
     others += [] if cell["error"] is None else [numbers.error(cell["error"], 1)]
     return f"{' '.join(times)}\n{' '.join(others)}"
