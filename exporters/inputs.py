@@ -22,8 +22,7 @@ from exporters.cache import Cache
 from exporters.errors import nearest
 from exporters.libraries import DeclaredInputs, library_inputs
 from exporters.onnx_files import file_inputs, graph_inputs, read_onnx, usual_range
-from exporters.source import BATCH as BATCH
-from exporters.source import ModelError, ModelSource, NamedAxis, network_of
+from exporters.source import BATCH, ModelError, ModelSource, NamedAxis, network_of
 from exporters.source import TensorSpec as TensorSpec
 
 if TYPE_CHECKING:

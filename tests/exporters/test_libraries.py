@@ -50,8 +50,8 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 OWN = """
 from torch import nn
 
-from exporters.inputs import BATCH, TensorSpec
 from exporters.libraries import DeclaredInputs
+from exporters.source import BATCH, TensorSpec
 
 
 def build_own(name, options):
