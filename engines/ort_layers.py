@@ -99,7 +99,7 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
     times, strangers = [0.0] * len(nodes), []
     for kernel in kernels:
         number = max(bisect_right(starts, kernel.launched + _ROUNDING_US) - 1, 0)
-        if starts[number] - _SLACK_US <= kernel.launched <= nodes[number].end + offset + _SLACK_US:
+        if starts and starts[number] - _SLACK_US <= kernel.launched <= nodes[number].end + offset + _SLACK_US:
             times[number] += kernel.ms
         else:
             strangers.append(kernel)

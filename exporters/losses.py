@@ -129,12 +129,15 @@ def user_loss(word: str, names: Sequence[str]) -> Loss:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except Exception as error:
         raise ModelError(f"loss {word!r} cannot be imported: {sentence(error)}") from error
-    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    parameters = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [p.name for p in parameters if p.default is p.empty]
 
     def loss(result: Any, inputs: Sequence[Tensor]) -> Tensor:
         named = dict(zip(names, inputs, strict=False))
-        arguments = [named[name] for name in required] if named.keys() >= set(required) else inputs[: len(required)]
-        value = function(result, *arguments)
+        if named.keys() >= set(required):
+            value = function(result, **{p.name: named[p.name] for p in parameters if p.name in named})
+        else:
+            value = function(result, *inputs[: len(required)])
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ModelError(f"loss {word!r} returned {kind}: return one number, a tensor of floats")

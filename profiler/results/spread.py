@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from filelock import FileLock, Timeout
 
 from exporters.cache import default_root
 from exporters.whole_file import write_whole
@@ -28,6 +29,7 @@ Learned = Mapping[str, tuple[float, float]]
 _KEYS = ["run_id", *CONFIGURATION, "engine"]
 _HOST, _DEVICE = "host", "device"
 _MOST_RUNS = 20
+_LOCK_SECONDS = 10
 _MOST_EARLIER = 10.0
 """Earlier runs count as at most this many configurations: they measured other models."""
 
@@ -115,12 +117,14 @@ def keep_spread(environment: Mapping[str, Any], run_id: str, classes: Learned) -
     """Cache this run's spreads for later runs, if the cache can be written."""
     if not classes:
         return
-    machines, machine = _cached(), _machine(environment)
-    runs = {**machines.get(machine, {}), run_id: {name: list(pair) for name, pair in classes.items()}}
-    machines[machine] = dict(sorted(runs.items())[-_MOST_RUNS:])
-    with contextlib.suppress(OSError):
+    machine = _machine(environment)
+    with contextlib.suppress(OSError, Timeout):
         default_root().mkdir(parents=True, exist_ok=True)
-        write_whole(default_root() / "spreads.json", json.dumps(machines, indent=1) + "\n")
+        with FileLock(default_root() / "spreads.json.lock", timeout=_LOCK_SECONDS):
+            machines = _cached()
+            runs = {**machines.get(machine, {}), run_id: {name: list(pair) for name, pair in classes.items()}}
+            machines[machine] = dict(sorted(runs.items())[-_MOST_RUNS:])
+            write_whole(default_root() / "spreads.json", json.dumps(machines, indent=1) + "\n")
 
 
 def _cached() -> dict[str, dict[str, Any]]:

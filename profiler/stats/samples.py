@@ -126,6 +126,8 @@ def drift(samples: ArrayLike) -> float | None:
         return None
     third = values.size // 3
     first, last = values[:third], values[-third:]
+    if not np.median(first):
+        return None
     change = float(np.median(last) / np.median(first)) - 1
     if values.size < _DRIFT_NEEDS:
         are_disjoint = first.max() < last.min() or last.max() < first.min()

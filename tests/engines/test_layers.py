@@ -385,6 +385,7 @@ def test_a_clock_that_is_shifted_pairs_the_same() -> None:
 def test_clocks_that_do_not_fit_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="30 of 30 kernels lie outside"):
         launched_in(NODES, [kernel(5000)] * 30, offset=0)
+    assert launched_in([], [kernel(5)], offset=0) == ([], [kernel(5)])
 
 
 # Which exported nodes a runtime's steps cover.
