@@ -115,10 +115,11 @@ def settling(choice: Choice, folder: str) -> str | None:
 
 def _best_and_base(choice: Choice) -> str:
     """Return the conditions of `--only` for the best and its base."""
-    cells = [cell for cell in choice.cells if cell is choice.best or cell["is_base"]]
-    keys = ("model", "pass", "batch_size", "variant", "precision")
-    values = ((key, dict.fromkeys(str(cell[key]) for cell in cells)) for key in keys)
-    return ",".join(f"{key}={','.join(words)}" for key, words in values)
+    best, same = choice.cells[0], ("batch_size", "setting")
+    bases = [cell for cell in choice.cells if cell["is_base"] and all(cell[key] == best[key] for key in same)]
+    keys = ("model", "pass", "batch_size", "shape", "optimizer", "variant", "precision")
+    values = {key: dict.fromkeys(cell[key] for cell in (best, *bases) if cell[key]) for key in keys}
+    return ",".join(f"{key}={','.join(map(str, words))}" for key, words in values.items() if words)
 
 
 def execute_run(options: Run, console: Console) -> int:

@@ -95,6 +95,24 @@ def test_nothing_is_recommended_without_ground(
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 
 
+def test_an_open_choice_is_narrowed_at_its_own_batch_and_shape() -> None:
+    at_16 = {"batch_size": 16, "setting": "sequence=32", "shape": "sequence=32", "device": "cpu"}
+    rows = [
+        row | at_16 | {"throughput": 16e3 / row["latency_ms"]}
+        for row in (*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12))
+    ]
+    other = BASE | at_16 | {"batch_size": 1}
+    choice = decide(
+        cells_of(handmade.frame([*rows, other])), Request("net", setting="sequence=32", objective="throughput")
+    )
+    assert choice.doubt and choice.doubt.code == "open"
+    conditions = "batch_size=16,shape=sequence=32,variant=ort,eager,precision=fp32"
+    assert (
+        settling(choice, "a/run")
+        == f"python -m profiler --resume a/run --replicates 5 --only model=net,pass=inference,{conditions}"
+    )
+
+
 @pytest.mark.parametrize(
     ("others", "names"),
     [((), "ort fp32"), ("a", "ort fp32 or a fp32"), ("abc", "ort fp32, a fp32, b fp32 or 1 more")],
