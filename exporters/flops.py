@@ -40,6 +40,11 @@ _COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Searc
 """Parts of the names of operators that multiply matrices, including ONNX Runtime's own."""
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains whose operators the pattern covers; operators of others may do anything."""
+_LOOKUPS = (
+    *("embedding", "_embedding_bag", "_embedding_bag_forward_only", "gather", "index", "index_select"),
+    *("select", "slice", "narrow"),
+)
+"""torch's operators that may read few rows of a table."""
 _SMALL = 1024
 """Elements of the largest initializer whose values shape inference may need: shapes, axes, paddings."""
 
@@ -116,21 +121,28 @@ def _count_module(
     """Count the eager module on the meta device, which computes only shapes, else on the CPU."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import FlopCounterMode
 
     from exporters.build_model import build, empty
-    from exporters.calls import call, freeze, trained_output
+    from exporters.calls import Watch, call, freeze, trained_output
 
     batch, trains = fixed_batch(specs) or _ITEMS, pass_ == "training"
 
     def count(model: nn.Module, device: str) -> dict[str, int]:
+        read = set[int]()  # Ids of the tensors that operators read whole.
+
+        def see(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if operator.__name__ not in _LOOKUPS:
+                read.update(map(id, tree_leaves((args, kwargs))))
+
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
         freeze(model, frozen)
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs run in parts; torch would take one kernel for either.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
-        with warnings.catch_warnings(), parts[0], parts[1], counter:
+        with warnings.catch_warnings(), parts[0], parts[1], counter, Watch(see):
             warnings.simplefilter("ignore")  # mkldnn warns of Intel's GPUs.
             result = call(model.train(trains), specs, items)
             if trains:
@@ -138,10 +150,7 @@ def _count_module(
         counted = {pass_: -(-counter.get_total_flops() // batch)}
         if trains:
             return counted
-        # An inference reads few rows of a table.
-        tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
-        tables -= {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear)}
-        weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in tables]
+        weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in read]
         return counted | {
             "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
             "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),

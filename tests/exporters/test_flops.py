@@ -82,6 +82,27 @@ class SelfAttention(nn.Module):
         return self.layer(x, x, x, need_weights=False)[0]
 
 def branching_plain(): return Branching(plain())
+
+class Words(nn.Module):
+    # A table of 1,000 rows of 8, read in one of several ways, and a product.
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.table = nn.EmbeddingBag(1000, 8) if kind == "bag" else nn.Embedding(1000, 8)
+        self.layer = nn.Linear(8, 3)
+    def forward(self, ids):
+        table = self.table.weight
+        if self.kind in ("bag", "module"):
+            return self.layer(self.table(ids))
+        found = table[ids] if self.kind == "indexed" else F.embedding(ids, table)
+        return F.linear(self.layer(found) @ self.layer.weight, table) if self.kind == "tied" else self.layer(found)
+
+def words(kind): return Words(kind), torch.randint(1000, (2, 5))
+def bag(): return words("bag")
+def module(): return words("module")
+def indexed(): return words("indexed")
+def functional(): return words("functional")
+def tied(): return words("tied")
 """
 
 
@@ -118,10 +139,16 @@ def test_plain_network_by_hand() -> None:
     convolution, linear = 2 * 196 * 8 * 3 * 9, 2 * 8 * 196 * 5
     weights = (8 * 3 * 9 + 8) + 2 * 8 + (8 * 196 * 5 + 5) + 2 * 8
     found = cost_of(from_factory("plain"))
-    assert found == Cost(convolution + linear, 2 * convolution + 3 * linear, weights, other_weight_bytes=8)
+    assert found == Cost(convolution + linear, 2 * convolution + 3 * linear, weights, other_weight_bytes=0)
     bytes_ = [found.weight_bytes(bits) for bits in (32, 16, 8)]
-    assert bytes_ == [8 + size * weights for size in (4, 2, 1)]
+    assert bytes_ == [size * weights for size in (4, 2, 1)]
     assert cost_of(from_factory("branching_plain")) == found, "on the CPU, where the meta device does not suffice"
+
+
+@pytest.mark.parametrize("factory", ["bag", "module", "indexed", "functional", "tied"])
+def test_a_table_counts_only_where_it_is_read_whole(factory: str) -> None:
+    found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"))
+    assert found.float_weights == 8 * 3 + 3 + (8000 if factory == "tied" else 0)
 
 
 @pytest.mark.parametrize("factory", ["Attending", "branching_attending", "Written"])
