@@ -132,7 +132,8 @@ def _build(library: Any, request: BuildRequest, progress: Callable[[str], None],
     config = builder.create_builder_config()
     _configure(library, config, request)  # First: a precision missing in the release is no fault of the graph.
     network = create_network(library, builder)
-    parser = library.OnnxParser(network, logger)  # It holds the network's weights until the engine is built.
+    # It holds the network's weights until the engine is built.
+    parser = open_with_plugins(library, lambda logger: library.OnnxParser(network, logger), "parser")
     _parse(library, parser, request.onnx)
     _add_profile(builder, network, config, request)
     watch(library, config, progress)
