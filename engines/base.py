@@ -110,6 +110,8 @@ class Proof:
     """Convolutions and matrix products by execution provider."""
     compute_types: Mapping[str, int] | None = None
     """Convolutions and matrix products by computed type."""
+    weakly_typed: bool | None = None
+    """True if the runtime may compute an operator in float32 where that is faster."""
     tf32: bool | None = None
     cudnn: bool | None = None
     cuda_graph: bool | None = None

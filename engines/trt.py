@@ -24,7 +24,14 @@ from engines.device import Allocator, Buffer, capture
 from engines.options import TrtOptions
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
-from engines.trt_releases import auxiliary_streams, create_context, give_scratch, scratch_bytes, weight_bytes
+from engines.trt_releases import (
+    auxiliary_streams,
+    create_context,
+    give_scratch,
+    is_weakly_typed,
+    scratch_bytes,
+    weight_bytes,
+)
 from engines.trt_reports import EngineLayer, forget, joined, logged, logger_of, read_layers, summarize
 from exporters.cache import Cache
 from exporters.flops import computes, graph_weights
@@ -161,6 +168,7 @@ class TrtSession:
             library=f"{self.product} {self.library.__version__}",
             device="cuda",
             compute_types=summary.pop("compute_types"),
+            weakly_typed=is_weakly_typed(self.library) or None,
             # Requested from the builder, or visible in a kernel's name.
             tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
             cuda_graph=self.graph is not None,

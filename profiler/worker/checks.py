@@ -278,7 +278,7 @@ def mismatch(case: Case, proof: Proof) -> str | None:
     no_graph = options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback
     contradictions = {
         f"asked for {case.precision}, and the engine does not say in which types it computed": types is None,
-        f"asked for {case.precision}, computed in {_counts(types or {})}": strays and not _mixed(case, types or {}),
+        f"asked for {case.precision}, computed in {_counts(types or {})}": strays and not _mixed(case, proof),
         f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}": elsewhere,
         f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}": bool(proof.tf32) != (case.precision == "tf32"),
         "no CUDA graph was captured": no_graph,
@@ -294,7 +294,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     types = proof.compute_types
     if case.calibrated is False and ENGINES[case.engine].needs == "onnx" and graph_of(case) != DYNAMIC:
         warnings.append(Warning("calibration", "seeded data, so accuracy says nothing"))
-    if types and _mixed(case, types) and (strays := _strays(case, types)):
+    if types and _mixed(case, proof) and (strays := _strays(case, types)):
         share = f"{sum(strays.values())} of {sum(types.values())}"
         reason = f"{share} convolutions and products computed in {' and '.join(sorted(strays))}"
         warnings.append(Warning("mixed-precision", reason))
@@ -333,19 +333,22 @@ def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in types.items() if asked and name not in (asked, "unknown")}
 
 
-def _mixed(case: Case, types: Mapping[str, int]) -> bool:
+def _mixed(case: Case, proof: Proof) -> bool:
     """Return whether types other than the requested one are expected.
 
     The runtime chooses which operators of a Q/DQ graph run in int8, and not all have an integer kernel; torchao
     quantizes only linear layers. So 8 bits need only one product in 8 bits. A user's model may compute less than half
-    of its products in fp32, such as rotary embeddings or torch's plain attention, and any number in float64.
+    of its products in fp32, such as rotary embeddings or torch's plain attention, and any number in float64. So may
+    TensorRT 8's builder, where float32 is faster: in ConvNeXt all depthwise convolutions.
     """
+    types = proof.compute_types or {}
     if case.precision in EIGHT_BITS:
         return types.get(_TYPES[case.precision], 0) > 0
     strays = _strays(case, types)
     requested = types.get(_TYPES.get(case.precision, ""), 0)
     wider = set(strays) == {"float32"} and requested > sum(strays.values())
-    return case.source.kind == "factory" and (wider or set(strays) == {"float64"})
+    is_own_code = case.source.kind == "factory"
+    return (wider and (is_own_code or bool(proof.weakly_typed))) or (is_own_code and set(strays) == {"float64"})
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -33,6 +33,7 @@ ExecutionContextAllocationStrategy = enum.Enum(
 )
 EngineStat = enum.Enum("EngineStat", "TOTAL_WEIGHTS_SIZE STRIPPED_WEIGHTS_SIZE", start=0)
 ProfilingVerbosity = enum.Enum("ProfilingVerbosity", "LAYER_NAMES_ONLY NONE DETAILED", start=0)
+NetworkDefinitionCreationFlag = enum.Enum("NetworkDefinitionCreationFlag", "STRONGLY_TYPED")
 LayerInformationFormat = enum.Enum("LayerInformationFormat", "ONELINE JSON", start=0)
 Severity = enum.Enum("Severity", "INTERNAL_ERROR ERROR WARNING INFO VERBOSE", start=0)
 
@@ -84,6 +85,7 @@ class StandIn:
     DataType, TensorIOMode, TensorLocation = DataType, TensorIOMode, TensorLocation
     EngineStat, LayerInformationFormat, ILogger, IProfiler = EngineStat, LayerInformationFormat, ILogger, IProfiler
     ProfilingVerbosity = ProfilingVerbosity
+    NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
 
     def init_libnvinfer_plugins(self, logger: ILogger, namespace: str) -> bool:

@@ -130,6 +130,14 @@ def test_a_factorys_model_may_compute_a_few_products_in_fp32() -> None:
     assert "asked for bf16" in (mismatch(case("bf16"), few) or "")
 
 
+def test_a_builder_that_chooses_types_may_keep_a_minority_in_fp32() -> None:
+    mostly = replace(proof({"float16": 38, "float32": 18}), weakly_typed=True)
+    assert mismatch(case("fp16"), mostly) is None
+    assert [str(warning)[:25] for warning in remarks(case("fp16"), mostly)] == ["mixed-precision: 18 of 56"]
+    assert "asked for fp16" in (mismatch(case("fp16"), replace(mostly, compute_types={"float32": 20})) or "")
+    assert "asked for fp16" in (mismatch(case("fp16"), replace(mostly, weakly_typed=None)) or "")
+
+
 # Gradients.
 
 NORMS = {"first.weight": 1.0, "last.weight": 3.0, "last.bias": 0.03, "dead.bias": 0.0}
