@@ -73,10 +73,12 @@ def main() -> int:
         return int(is_missed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
-        runs = {f"{busy} busy": [run(options, folder / f"busy-{busy}", busy)] for busy in options.busy}
+        runs = {"kept": options.runs} if options.runs else {}
+        for busy in () if runs else options.busy:
+            runs[f"{busy} busy"] = [run(options, folder / f"busy-{busy}", busy)]
         found = [
             (f"{what}, {number} a cell", drawn(paths, number, options.draws))
-            for what, paths in ({"kept": options.runs} if options.runs else runs).items()
+            for what, paths in runs.items()
             for number in options.per_cell
         ]
     rows = [row for what, pairs in found for row in summary(what, pairs)]
