@@ -72,10 +72,10 @@ class Start:
         """Print a line without wrapping it."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
-    def runner(self, run: RunFolder, display: Display | None = None) -> Runner:
+    def runner(self, run: RunFolder, display: Display | None = None, by_name: bool = False) -> Runner:
         """Make the runner that measures into the run's folder; it shows progress on the display or the console."""
         display, idle = display or Display(self.console), self.options.wait_for_idle or 0.0
-        return Runner(run, self.config, self.target, self.plan, self.cases, self.environment, display, idle)
+        return Runner(run, self.config, self.target, self.plan, self.cases, self.environment, display, idle, by_name)
 
 
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
@@ -100,8 +100,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         if options.dry_run:
             return print_plan(start.console, start.target.name, start.cases, start.config)
         with open_run(start) as run:
-            runner = start.runner(run)
-            runner.by_name = isinstance(job, ModelJob)
+            runner = start.runner(run, by_name=isinstance(job, ModelJob))
             if options.within:
                 runner.begin_in(read_seconds("--within", options.within), started)
             interrupted, results = measure_cases(runner, console, options.retry, report=not options.no_report)

@@ -149,9 +149,10 @@ def execute(options: Options, console: Console) -> int:
             target = resolve_device(configs[0].device, facts)
             config = read_job(side.options, side.job, target.kind, target.hardware)
             start = resolved(side.options, console, config, target, facts, parse_only(options.only))
-            runners.append(start.runner(stack.enter_context(open_run(start)), display))
-            runners[-1].deadline = started + within
-        runners[1].by_name = isinstance(sides[1].job, ModelJob)  # An old model that cannot be loaded is a mistake.
+            is_old = side is sides[1]  # An old model that cannot be loaded is a mistake.
+            by_name = is_old and isinstance(side.job, ModelJob)
+            runners.append(start.runner(stack.enter_context(open_run(start)), display, by_name))
+            runners[-1].begin_in(within, started)
         cells, unpaired = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, started + within, against)
