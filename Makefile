@@ -7,6 +7,7 @@
 # make test-tensorrt    TensorRT 8.5's names and flags, in a Python 3.10 of its own
 # make bench-tables     compare and report over 100,000 cases
 # make soak             faults and kills, 25 times as many as the tests try; SOAK=N for another size
+# make lock             resolve requirements.lock again, within constraints.txt; needs uv
 #
 # RUN=python3 runs a target with a Python that has everything installed.
 
@@ -25,7 +26,7 @@ TEST_READY := $(VENV)/.ready-test
 VERIFY_READY := $(VENV)/.ready-verify
 endif
 
-.PHONY: bench test test-fast test-gpu test-tensorrt lint format types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu test-tensorrt lint format types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu lock
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -82,9 +83,15 @@ $(VENV)-tensorrt/.ready: pyproject.toml constraints.txt
 	$(VENV)-tensorrt/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,tensorrt]'
 	touch $@
 
+lock:
+	( echo "# What make bench, make test and make verify-gpu install, in every Python; make lock writes it."; \
+	  uv pip compile --universal --python-version 3.10 -c constraints.txt --no-annotate --no-header --quiet \
+	    $(foreach extra,test openvino ray tensorrt-rtx verify,--extra $(extra)) pyproject.toml ) > requirements.new
+	mv requirements.new requirements.lock
+
 # TensorRT's libraries come from NVIDIA's own servers: where that fails, the job runs without.
-$(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable .
+$(VENV)/.ready-bench: pyproject.toml requirements.lock | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -c requirements.lock --editable .
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	  echo "Installing TensorRT, several GB; its log: $(VENV)/tensorrt.log"; \
 	  $(VENV)/bin/python -m pip install -c constraints.txt --editable '.[tensorrt]' >$(VENV)/tensorrt.log 2>&1 \
@@ -94,6 +101,6 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.ready-test: EXTRAS = [test,openvino,ray,tensorrt-rtx]
 $(VENV)/.ready-verify: EXTRAS = [verify]
-$(VENV)/.ready-test $(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.$(EXTRAS)'
+$(VENV)/.ready-test $(VENV)/.ready-verify: pyproject.toml requirements.lock | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -c requirements.lock --editable '.$(EXTRAS)'
 	touch $@
