@@ -84,7 +84,7 @@ class Run:
     )
     dry_run: bool = _flag("--dry-run", "Print the plan and a time estimate; measure nothing")
     resume: Path | None = _option("A run's folder: measure its missing cases")
-    retry: bool = _flag("--retry", "With --resume: also repeat cases that are not ok or ran beside other work")
+    retry: bool = _flag("--retry", "With --resume: also repeat cases that are not ok, or that other work disturbed")
     trust_code: bool = _trust_code()
     strict: bool = _flag("--strict", "Exit with 1 if any case failed, not only if all did")
     profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")

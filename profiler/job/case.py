@@ -27,7 +27,7 @@ class Budget:
 
     Sampling goes on past `seconds` until it has `min_samples`, but for at most half of the remaining `timeout`. It may
     end early once the median has an interval, which needs 30 samples. `repeats` limits the time for second takes of
-    disturbed cases, as a share of the time for all first takes; 0 disables them.
+    rough cases, as a share of the time for all first takes; 0 disables them.
     """
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic

@@ -92,7 +92,7 @@ def compose(data: Data) -> Report:
     """Compose a report of the data."""
     rows, by_name = chart_rows(data), tables(data)
     recommend = shlex.join(["recommend", *(run.address for run in data.runs.runs)])
-    limits = f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {recommend}"
+    limits = f"To choose under limits of latency, throughput, memory or error: {PROGRAM} {recommend}"
     texts = {
         "deploy": [_ANSWER, limits],
         "setup": [_SET_UP] if "setup" in by_name else [],

@@ -51,10 +51,10 @@ Shown = IntEnum("Shown", {"FILES": 0, "REPORT": 1, "TERMINAL": 2})
 class Column:
     """One column of the results.
 
-    `heading` is its name in tables and `noun` in a sentence, both without the unit, such as "ms", "share" (in percent)
-    or "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. A narrow terminal drops the most `expendable`
-    column first, and never one of 0. `objective` is its name in recommend --objective, `limit` the option that limits
-    it.
+    `heading` is its name in tables and `noun` in a sentence, both without the `unit`: "ms", "share" (printed in
+    percent), "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. A narrow terminal drops the most
+    `expendable` column first, and never one of 0. `objective` is its name in recommend --objective, `limit` the option
+    that limits it.
     """
 
     name: str

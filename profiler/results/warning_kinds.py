@@ -1,8 +1,8 @@
 """Declare every kind of warning: its meaning as a footnote, and whether its rows are measured again.
 
 A row's warnings are `Warning` objects in memory and "kind: text" in files (engines/base.py). A new kind is one row of
-`_KINDS`, and one of docs/columns.md. Doubt about a figure widens its interval (docs/method.md); code branches on a kind
-only to measure again, and because a host-bound call varies as the host does.
+`_KINDS`, and one of docs/columns.md. A rough row, of a `retake` kind, is measured again; docs/method.md says which
+doubts widen an interval.
 """
 
 from __future__ import annotations

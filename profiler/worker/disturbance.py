@@ -60,8 +60,8 @@ class Card:
 def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool:
     """Return whether a busy processor makes a row doubtful: always on the CPU.
 
-    On a GPU it does not if calls take as long back to back as when each is enqueued before it starts ("gpu"): then the
-    queue never ran dry, and the host set no compared figure.
+    On a GPU only if the row is host-bound or queue-bound, or has no device time ("gpu"): else the queue never ran dry,
+    and the host set no compared figure.
     """
     return device == "cpu" or "gpu" not in clocks or not _HELD_UP_BY_THE_HOST.isdisjoint(kinds)
 

@@ -172,7 +172,7 @@ def _measure(session: Session, bench: Bench, expected_ms: float, result: Result)
         bench.enter(Phase.ENERGY)
         energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
         result.figures["energy_mj_per_item"] = energy_mj / case.batch_size
-    result.figures["host_peak_mib"] = bench.host.peak_mib()  # The engine reads files later to declare its weights.
+    result.figures["host_peak_mib"] = bench.host.peak_mib()  # Before memory() reads files, which would count.
 
 
 def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
