@@ -51,8 +51,8 @@ _OF_GRADIENTS = re.compile("requires? grad|[Ii]nference tensor|for backward")
 _DROPS = {"bernoulli", "bernoulli_", "native_dropout"}
 _MAY_DROP = ("_scaled_dot_product", "_cudnn_rnn")
 """Beginnings of the names of operators with a probability among their arguments."""
-_SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
-"""Names in proofs: uint8 times int8 is int8 arithmetic."""
+_SAME = {"uint8": "int8", "float8_e4m3fn": "float8", "complex64": "float32", "complex128": "float64"}
+"""Names in proofs: uint8 times int8 is int8 arithmetic, and a complex product four real ones."""
 _MULTIPLE_OF = {("int8", "cuda"): 8, ("fp8", "cuda"): 16}
 """Divisor of both sizes of a layer: else torchao 0.18 multiplies int8 as int32 on the CPU, and skips fp8."""
 _FEWEST_ROWS = {("int8", "cuda"): 17}
@@ -168,20 +168,18 @@ class EagerSession:
                 name = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
                 types[_SAME.get(name, name)] += 1
 
+        # A quantized layer's kernel depends on the batch. On a GPU another batch may search for algorithms for seconds;
+        # the measured batch has just run.
+        has_run = self.job.device == "cuda" and self.call is self.model and self.graph is None
+        is_whole = self.training is None and (self.quantized or has_run)
+        run = self._run_plainly if self.training is None else self.training.few
         with Watch(see):
-            if self.training is not None:
-                self.training.few(_PROOF_ITEMS)
-            else:
-                # A quantized layer's kernel depends on the batch. On a GPU another batch may search for algorithms for
-                # seconds; the measured batch has just run.
-                has_run = self.job.device == "cuda" and self.call is self.model and self.graph is None
-                items = self.job.batch_size if self.quantized or has_run else _PROOF_ITEMS
-                try:
-                    self._run_plainly(items)
-                except Exception:  # It may run only at its own batch.
-                    operators.clear()
-                    types.clear()
-                    self._run_plainly(self.job.batch_size)
+            try:
+                run(self.job.batch_size if is_whole else _PROOF_ITEMS)
+            except Exception:  # It may run only at its own batch.
+                operators.clear()
+                types.clear()
+                run(self.job.batch_size if self.training is None else self.training.items)
         return types, len(operators)
 
     def _run_plainly(self, items: int) -> None:

@@ -51,6 +51,7 @@ class TrainingStep:
         training = job.training
         self.new_objective = partial(Objective, training.head, job.source.outputs, [spec.name for spec in job.specs])
         self.parts = training.accumulation
+        self.items = self.batch // self.parts
         self.objectives = [self.new_objective() for _ in range(self.parts)]
         if self.parts > 1 and job.specs and not any(BATCH in spec.shape for spec in job.specs):
             raise Unsupported("accumulation divides the batch, but this model's batch is fixed")
@@ -98,7 +99,11 @@ class TrainingStep:
                 result = call_module(call, self.specs, part)
             root, gradient = objective.start(result, part)
             if not root.requires_grad:
-                raise ModelError("the output has no gradient: forward detaches it, or runs under torch.no_grad")
+                what = "loss" if ":" in objective.head else "output"
+                raise ModelError(
+                    f"the {what} has no gradient: it was detached, or made under torch.no_grad; if another output "
+                    "trains, name it: outputs: [NAME]"
+                )
             mark("forward")
             start = root if gradient is None else gradient
             start = self.scaler.scale(start if len(objectives) == 1 else start / len(objectives))
@@ -140,7 +145,7 @@ class TrainingStep:
         An input's gradient is scaled to a batch of only the first items (`reference_items`). After an overflow another
         iteration runs at half the loss scale.
         """
-        items = reference_items(self.batch // self.parts)
+        items = reference_items(self.items)
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 1):
             scale = self.scaler.get_scale()
             run()
@@ -180,9 +185,10 @@ class TrainingStep:
         sparse = [name for name, p in trained.items() if p.grad is not None and p.grad.is_sparse]
         if sparse and self.optimizer is not None:
             layer = sparse[0].rpartition(".")[0] or sparse[0]
+            kind = "SGD with weight decay" if isinstance(self.optimizer, torch.optim.SGD) else "AdamW"
             raise Unsupported(
-                f"torch's {type(self.optimizer).__name__} takes no sparse gradients, which {layer} has: make it with "
-                "sparse=False, or ask for optimizers: [none]"
+                f"torch's {kind} takes no sparse gradients, which {layer} has: make it with sparse=False, or ask for "
+                "optimizers: [none]"
             )
 
     def _find_scale(self) -> float:

@@ -214,7 +214,12 @@ def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, fr
 
 
 def sampled(gradient: Tensor) -> Tensor:
-    """Return the elements of a gradient at `positions`; an embedding's may have sparse rows."""
+    """Return the elements of a gradient at `positions`; an embedding's may have sparse rows.
+
+    A complex gradient's real and imaginary parts are elements.
+    """
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient.resolve_conj())
     where = torch.from_numpy(positions(gradient.numel())).to(gradient.device)
     # Not flattened first: that would copy a gradient in another memory order.
     places = torch.unravel_index(where, gradient.shape)

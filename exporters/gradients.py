@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from exporters.inputs import first_items
 from exporters.source import BATCH, TensorSpec
 
 Array = NDArray[Any]
+Doubt = Literal["", "random", "stateful", "dependent"]
 _WHOLE = 4096
 _SAMPLED = 4093
 """A prime, so that the spacing is no multiple of a tensor's dimensions; otherwise all samples could share a column."""
@@ -70,17 +71,15 @@ class Gradients:
     target: Array | None
     samples: Mapping[str, Array]
     norms: Mapping[str, float]
-    is_random: bool = False
-    """An equal step had other gradients."""
-    is_dependent: bool = False
-    """A larger batch of the same items had other gradients: the loss is no mean over them."""
+    doubt: Doubt = ""
+    """Another step had other gradients: an equal one, a second one of the same module with its first state dict, or one
+    of a larger batch of the same items."""
 
     def save(self, path: Path) -> None:
         target = {} if self.target is None else {"target": self.target}
         samples = {f"gradient {name}": sample for name, sample in self.samples.items()}
         norms = np.array([self.norms[name] for name in self.samples])
-        doubts = {"is_random": self.is_random, "is_dependent": self.is_dependent}
-        np.savez(path, result=self.result, norms=norms, **doubts, **target, **samples)  # type: ignore[arg-type]
+        np.savez(path, result=self.result, norms=norms, doubt=self.doubt, **target, **samples)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Gradients:
@@ -88,7 +87,7 @@ class Gradients:
             samples = {key.removeprefix("gradient "): file[key] for key in file.files if key.startswith("gradient ")}
             norms = dict(zip(samples, map(float, file["norms"]), strict=True))
             target = file["target"] if "target" in file.files else None
-            return cls(file["result"], target, samples, norms, bool(file["is_random"]), bool(file["is_dependent"]))
+            return cls(file["result"], target, samples, norms, str(file["doubt"]))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,11 @@ def deviation_name(precision: str, batch: int) -> str:
 
 
 def reference_items(batch: int) -> int:
-    """Return how many items, repeated, fill a batch with the same mean loss, statistics and gradients."""
-    return 1 if batch % 2 else 2
+    """Return how many items, repeated, fill a batch with the same mean loss, statistics and gradients.
+
+    Batch normalization refuses a single one.
+    """
+    return next((items for items in (2, 3, 5, 7) if batch % items == 0), 1)
 
 
 def tiled(array: Array, shape: Sequence[int], is_gradient: bool = False) -> Array:

@@ -116,26 +116,36 @@ class Objective:
             self.target = target.to(first.device, dtype, memory_format=order)
             if self.small_target is not None:
                 self.refill(self.small_target)
+            elif target.dtype == torch.long:  # The loss of a masked class is infinite.
+                axis = _FORMS[first.dim()][1]
+                is_masked = first.gather(axis, self.target.unsqueeze(axis)).squeeze(axis).isneginf()
+                self.target = torch.where(is_masked, first.argmax(axis), self.target)
 
 
 def user_loss(word: str, names: Sequence[str]) -> Loss:
     """Import a loss, a function of the result and of the inputs that its parameters name. Raises ModelError.
 
-    If the names do not match, it takes the first inputs.
+    If the names do not match, it takes the first inputs; `*inputs` takes all of them.
     """
     module, _, name = word.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-        parameters = list(inspect.signature(function).parameters.values())[1:]
+        # A module's own signature is (*args, **kwargs).
+        parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())[1:]
     except Exception as error:
         raise ModelError(f"loss {word!r} cannot be imported: {sentence(error)}") from error
+    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_names = any(p.kind is p.VAR_KEYWORD for p in parameters)
     parameters = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [p.name for p in parameters if p.default is p.empty]
 
     def loss(result: Any, inputs: Sequence[Tensor]) -> Tensor:
         named = dict(zip(names, inputs, strict=False))
-        if named.keys() >= set(required):
-            value = function(result, **{p.name: named[p.name] for p in parameters if p.name in named})
+        if takes_all:
+            value = function(result, *inputs)
+        elif named.keys() >= set(required):
+            taken = named if takes_names else {p.name: named[p.name] for p in parameters if p.name in named}
+            value = function(result, **taken)
         else:
             value = function(result, *inputs[: len(required)])
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():

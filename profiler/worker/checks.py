@@ -56,6 +56,14 @@ _MOST_TIMES = 3
 """Allowed ratio of a step's error to the usual one, which the same step has on the CPU at its precision."""
 
 
+_DOUBTS = {
+    "random": "the model draws random numbers",
+    "stateful": "the model keeps state outside its state dict, or a random generator",
+    "dependent": "gradients differ when each item comes twice: the loss is no mean over items, or the batch matters",
+}
+"""Why a reference with this doubt checks no gradients."""
+
+
 class Allowance(NamedTuple):
     """Seconds that limit comparing further items: `spent` on the case, `remaining` for it, and a `call`'s."""
 
@@ -221,11 +229,8 @@ def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
 
     Its step may be random or depend on the batch, its loss or gradients may be non-finite, or all its gradients zero.
     """
-    if truth.is_random:
-        return Warning("unchecked-gradients", "the model draws random numbers")
-    if truth.is_dependent and batch != reference_items(batch):
-        text = "the loss is not a mean over the items, so its gradients depend on the batch"
-        return Warning("unchecked-gradients", text)
+    if truth.doubt and (truth.doubt != "dependent" or batch != reference_items(batch)):
+        return Warning("unchecked-gradients", _DOUBTS[truth.doubt])
     norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
     if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
         return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}{drawn}"
@@ -258,6 +263,11 @@ def judge_gradients(precision: str, error: Deviation, usual: Deviation, norms: M
             f"wrong gradients in {len(wrong)} of {len(notable)} large tensors; worst is {worst}: "
             f"relative L2 error {ours} to fp64, usual at {precision} is {theirs}"
         )
+    vague = [name for name in notable if _finite(usual.tensors[name]) >= WRONG]
+    if vague and precision in ("fp32", "tf32"):
+        worst = max(vague, key=lambda name: _finite(usual.tensors[name]))
+        off = f"{precision} on the CPU is off by {numbers.error(usual.tensors[worst])} from fp64 in {worst}"
+        return Warning("unchecked-gradients", f"{off}: gradients cancel, or backward depends on the type")
     limit = _MOST_TIMES * max(_finite(usual.gradient), _USUAL_FLOOR)
     if error.gradient <= limit:
         return None

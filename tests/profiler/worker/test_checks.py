@@ -160,6 +160,8 @@ def step(
         ("fp32", step(2.9e-3, 2.9e-3), step(1e-3, 1e-3), "None"),
         ("fp32", step(0.0, 0.0, bias=0.9), step(1e-2, 1e-2), "None"),  # It carries less than 1 % of the norm.
         ("fp32", step(0.7, 0.1), step(0.3, 0.3), "None"),
+        ("fp32", step(1.0), step(1.0), "unchecked-gradients: fp32 on the CPU is off by 1.0e0 from fp64 in first."),
+        ("bf16", step(1.0), step(1.0), "None"),
         ("bf16", step(4e-6, 4e-6), step(), "inaccurate-gradients: "),
         ("bf16", step(4e-3, 4e-3), step(1e-3, 1e-3), "inaccurate-gradients: relative L2 error 4.0e-3 to fp64"),
         ("bf16", step(1e-3), step(math.nan, 1e-9), "inaccurate-gradients: "),
@@ -203,8 +205,14 @@ def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None
         (1.0, {"weight": 0.0, "bias": 0.0}, {}, "unchecked-gradients: the reference's gradients are zero; x is drawn"),
         (1.0, {"weight": 1.0, "bias": 0.0}, {}, "None"),
         (1.0, {}, {}, "unchecked-gradients: hooks of the model leave no gradients"),
-        (1.0, {"weight": 1.0}, {"is_random": True}, "unchecked-gradients: the model draws random numbers"),
-        (1.0, {"weight": 1.0}, {"is_dependent": True}, "unchecked-gradients: the loss is not a mean over the items"),
+        (1.0, {"weight": 1.0}, {"doubt": "random"}, "unchecked-gradients: the model draws random numbers"),
+        (1.0, {"weight": 1.0}, {"doubt": "stateful"}, "unchecked-gradients: the model keeps state outside"),
+        (
+            1.0,
+            {"weight": 1.0},
+            {"doubt": "dependent"},
+            "unchecked-gradients: gradients differ when each item comes twice",
+        ),
     ],
 )
 def test_a_reference_that_checks_nothing_is_named(
@@ -213,5 +221,5 @@ def test_a_reference_that_checks_nothing_is_named(
     samples = {name: np.full(2, norm) for name, norm in norms.items()}
     truth = Gradients(np.array(loss), None, samples, norms, **doubt)
     assert re.match(says, str(judge_reference(truth, 4, "; x is drawn")))
-    if truth.is_dependent:
+    if truth.doubt == "dependent":
         assert judge_reference(truth, 2) is None, "it is the reference's own batch"

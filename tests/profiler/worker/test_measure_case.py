@@ -299,6 +299,23 @@ class Logits(nn.Module):
         return torch.where(torch.arange(10) % 2 == 0, logits, float("-inf")) if self.masked else logits
 
 
+class Groups(Logits):
+    """Normalizes over groups of four items, so two are too few."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return (logits - logits.unflatten(0, (-1, 4)).mean(1).repeat_interleave(4, 0))
+
+
+class Turns(Logits):
+    """Multiplies complex numbers."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        turned = torch.complex(logits, logits) @ torch.polar(torch.ones(10, 10), torch.arange(100.0).view(10, 10))
+        return turned.real
+
+
 class Drops(Logits):
     """Drops by a literal probability, which no setting turns off."""
 
@@ -473,6 +490,8 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     (trained(image("net"), input_gradient=True, head="mean-square"), "", set(), {}),
     (trained(replace(TEXT, outputs=("logits",)), input_gradient=True), "", set(), {}),
     (trained(image("Drops")), "", {"unchecked-gradients"}, {}),
+    (trained(image("Groups"), batch_size=8), "", {"unchecked-gradients"}, {"checked": False}),
+    (trained(image("Turns")), "", set(), {}),
     (trained(replace(TEXT, outputs=("logits",)), batch_size=2), "", set(), {}),
 ]
 
@@ -504,7 +523,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         (trained(TEXT), r"starts from output 'ids', which is torch.int64: write `outputs: \[logits\]`"),
         (case(image("Boxes"), engine="ort"), "export to ONNX failed"),
         (trained(source("Untrained", how="frozen")), "^all 12 parameters are frozen: set requires_grad"),
-        (trained(source("Untrained", how="no_grad")), "^the output has no gradient: forward detaches it, or runs"),
+        (trained(source("Untrained", how="no_grad")), "^the output has no gradient: it was detached, or made under"),
         (trained(source("Untrained", how="reentrant")), "^reentrant checkpointing lost the gradients of 10 of 12"),
         (trained(source("Untrained", how="norm"), batch_size=1), "^batch normalization sees one value per channel"),
         (trained(source("Pooling")), "^the model has no parameters to train"),
@@ -877,10 +896,10 @@ def test_references_are_made_for_what_will_be_compared_and_nothing_else(
     ]
     with Holders() as holders:
         made = prepare(cases, Budget(), tmp_path, (str(folder),), lambda *_: None, holders)
-    both, one = made["net"].gradients["cross-entropy", 2], made["net"].gradients["logits", 1]
-    assert set(made["net"].gradients) == {("cross-entropy", 2), ("logits", 1)}
-    assert isinstance(both, GradientReference) and isinstance(one, GradientReference)
-    assert (set(both.deviations), set(one.deviations)) == ({"fp32", "bf16"}, {"fp32"})
+    both, odd = made["net"].gradients["cross-entropy", 2], made["net"].gradients["logits", 3]
+    assert set(made["net"].gradients) == {("cross-entropy", 2), ("logits", 3)}
+    assert isinstance(both, GradientReference) and isinstance(odd, GradientReference)
+    assert (set(both.deviations), set(odd.deviations)) == ({"fp32", "bf16"}, {"fp32"})
     of_input, cost = made["asked"].gradients["cross-entropy", 2], made["asked"].cost
     assert isinstance(of_input, GradientReference) and cost.inference is not None and cost.training is not None
     assert cost.training == 3 * cost.inference
