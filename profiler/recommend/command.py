@@ -34,7 +34,7 @@ from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import Reason, amount, bound, noun
 from profiler.results.result import WITH_ENDS, ends_of
-from profiler.results.warning_kinds import meaning
+from profiler.results.warning_kinds import DISTURBED, meaning
 from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
 from profiler.tables.numbers import UNITS, error, grouped, listed, ranges, seconds, times
@@ -50,6 +50,7 @@ _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Objectives without an entry are "lowest" and their name."""
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
 _SETTLES = {
+    "unmeasured": "Measure them",
     "only-base": "Measure others",
     "open": "Narrow it",
     "one-process": "Measure it",
@@ -106,8 +107,11 @@ def settling(choice: Choice, folder: str) -> str | None:
             return None
         case Reason(code="only-base", value=0):
             return f"{PROGRAM} engines"
-        case Reason(code="only-base"):
+        case Reason(code="unmeasured"):
             return resuming(Path(folder))
+        case Reason(code="only-base"):
+            is_busy = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
+            return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_busy}"
         case Reason(code="open" | "one-process"):
             return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_best_and_base(choice))}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"

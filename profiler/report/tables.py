@@ -154,8 +154,8 @@ def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     cell, runner, margin = choice.best, choice.runner_up, choice.margin
     if cell is None:
         reasons = [reason for loser in choice.losers if loser.cell is choice.nearest for reason in loser.reasons]
-        assert choice.nearest is not None
-        return {**key, "deploy": "nothing", "note": f"{cell_name(choice.nearest)}: {'; '.join(map(str, reasons))}"}
+        nearest = f"{cell_name(choice.nearest)}: {'; '.join(map(str, reasons))}" if choice.nearest else ""
+        return {**key, "deploy": "nothing", "note": str(choice.doubt or nearest)}
     base = next((loser.cell for loser in choice.losers if loser.cell["is_base"]), cell)
     return {
         **key,

@@ -135,9 +135,9 @@ class Choice:
 
     @property
     def status(self) -> Literal["deploy", "tie", "undecided", "nothing"]:
-        if self.best is None:
-            return "nothing"
-        return "undecided" if self.doubt else "tie" if self.tied else "deploy"
+        if self.doubt is not None:
+            return "undecided"
+        return "nothing" if self.best is None else "tie" if self.tied else "deploy"
 
     @property
     def cells(self) -> list[Row]:
@@ -181,7 +181,9 @@ def choose(
             key=lambda row: (is_uncalibrated(row) and not allow_uncalibrated, _excess(row, limits)),
             default=None,
         )
-        return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest)
+        waiting = sum(row["status"] == "waiting" for row in rows)
+        doubt = Reason("unmeasured", waiting) if waiting and not measured else None
+        return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
     against_best = _against(fit, fit[0], figure)
     tied = [
         row

@@ -70,10 +70,10 @@ class Runs:
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
     """Read the runs in these folders, or in the folders of patterns such as "results/*".
 
-    A run id in two folders counts once, in the first. Raises ConfigError for a folder without a run, with an empty run,
-    or with one that cannot be read.
+    A run id in two folders counts once, in the first; an empty run among several does not count. Raises ConfigError for
+    a folder without a run, a single empty run, or one that cannot be read.
     """
-    notes, runs, run_ids_read = list[str](), list[Run](), set[str]()
+    notes, empty, runs, run_ids_read = list[str](), list[str](), list[Run](), set[str]()
     tables: dict[str, list[pl.LazyFrame]] = {name: [pl.LazyFrame(schema=schema)] for name, schema in _SCHEMAS.items()}
     folders = list(_folders(addresses, notes))
     are_names_unique = len({folder.name for folder in folders}) == len(folders)
@@ -81,7 +81,8 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         results = read_results(folder)
         facts = results.group_by("run_id", maintain_order=True).agg(pl.col(_FACTS).drop_nulls().first())
         if facts.is_empty():
-            raise ConfigError(f"{folder}: this run is empty: results.parquet has no rows; {_GIVE}")
+            empty.append(f"{folder}: this run is empty: results.parquet has no rows")
+            continue
         if twice := run_ids_read & set(facts["run_id"]):
             notes.append(f"{folder}: {', '.join(sorted(twice))} is given twice; it counts once")
         run_ids = tuple(run_id for run_id in facts["run_id"] if run_id not in run_ids_read)
@@ -98,6 +99,9 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
             else:
                 frame = (results if table == "results" else _checked(folder, table)).lazy()
             frames.append(frame.filter(pl.col("run_id").is_in(run_ids)))
+    if not runs:
+        raise ConfigError(f"{empty[0]}; {_GIVE}")
+    notes += empty
     results_of, samples, layers, tries = map(pl.concat, tables.values())
     return Runs(tuple(runs), results_of, samples, layers, tries, tuple(map(printable, notes)))
 

@@ -263,6 +263,9 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     environment, before = start.environment, run.read_environment()
     _check_machine(folder, before, environment)
     journal = run.results()
+    if run.damaged and not journal:
+        unread = f"this version reads none of journal.jsonl's {counted(run.damaged, 'line')}"
+        raise ConfigError(f"--resume {folder}: {unread}; start a new run")
     measured = {case.model for case in start.plan if case.id in journal and journal[case.id].status == "ok"}
     compared = [case for case in start.cases if case.unsupported is None and case.model in measured]
     sources = {case.subject: case.source for case in compared}
@@ -381,7 +384,7 @@ def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl
 def _what_is_left(start: Start, run: RunFolder) -> str:
     """Give the command that continues an interrupted run, or say that all cases have been measured."""
     is_open = start.config.largest_batch is not None or start.config.search
-    if not is_open and not waiting(run.results(), start.cases, retry=False):
+    if not is_open and not waiting(run.results(), start.cases, start.options.retry):
         return "all cases have been measured"
     return going_on(start.options, run.path)
 
@@ -391,6 +394,7 @@ def going_on(options: Options, run: Path) -> str:
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
     words += ["--threads", str(options.threads)] if options.threads else []
+    words += ["--retry"] if options.retry else []
     words += ["--strict"] if options.strict else []
     words += ["--ray", shlex.quote(options.ray)] if options.ray else []
     return f"go on with: {' '.join([resuming(run), *words])}"

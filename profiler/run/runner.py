@@ -59,6 +59,8 @@ _ENDING_SECONDS = 5.0
 """Part of --within to keep for starting the program and writing its tables."""
 _FEWEST_ROWS = 3
 """Rows after which a run shows the fastest so far."""
+_WAITING = 0.4
+"""Share of --within that waiting for a quiet machine may take."""
 _HOPELESS, _MOST_HOPELESS = 0.25, 3
 """Share of other work that makes a figure useless, and the number of such cases that stops further processes."""
 
@@ -149,7 +151,8 @@ class Runner:
     def supervised(self) -> Iterator[Supervisor]:
         """Claim the device, read its telemetry, and hold models until the run ends."""
         with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
-            quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
+            # Of --within, most is for measuring.
+            quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display, _WAITING * self.within)
             quiet.start()
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 yield Supervisor(self, watcher, quiet, holders)

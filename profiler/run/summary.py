@@ -185,8 +185,7 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
     lines = [_RANGES]
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
-        why = "other work ran, the GPU slowed down, or clocks contradict"
-        lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; {why}.")
+        lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
     if cells.filter(OK, pl.col("latency_low_ms").is_null(), pl.col("latency_ms") > 0).height:
         lines.append(
             f"{numbers.ASSUMED}: one process; spread not measured on this machine. --replicates 3 measures it."

@@ -137,20 +137,27 @@ def lock_folder() -> Path:
 
 
 class Quiet:
-    """Waits up to `minutes` for a quiet machine before a case; with 0 it only reports another run, once."""
+    """Waits up to `minutes` for a quiet machine before a case; with 0 it only reports another run, once.
 
-    def __init__(self, lock: DeviceLock, gpu: str | None, minutes: float, display: Display) -> None:
+    All waits together take at most `patience` seconds.
+    """
+
+    def __init__(
+        self, lock: DeviceLock, gpu: str | None, minutes: float, display: Display, patience: float = math.inf
+    ) -> None:
         self._lock, self._nvml, self._minutes, self._display = lock, Nvml(gpu), minutes, display
-        self._has_warned = False
+        self._has_warned, self._patience = False, patience
 
     def start(self) -> None:
         """Wait for a quiet machine. Call this before preparing, and right before measuring."""
-        end = time.monotonic() + 60 * self._minutes
-        waiting = f"waiting up to {self._minutes:g} minutes for the machine to be quiet: {{}}".format
+        began, longest = time.monotonic(), min(60 * self._minutes, self._patience)
+        end = began + longest
+        waiting = f"waiting up to {longest / 60:.2g} minutes for the machine to be quiet: {{}}".format
         first = work = self._busy()
         while work and time.monotonic() < end:
             self._display.doing(waiting(first))  # Not `work`, which changes every second.
             work = self._busy()
+        self._patience -= time.monotonic() - began
         if work and not self._has_warned:
             self._has_warned = True
             hint = "" if self._minutes else f"; {WHEN_IDLE} waits for its end"

@@ -60,7 +60,10 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
     [
         ([BASE, handmade.row("ort", ms=1.0)], "latency", "deploy", None, ""),
         ([BASE, handmade.row("ort", ms=1.0), handmade.row("openvino", ms=1.0)], "latency", "tie", None, ""),
+        ([handmade.row("eager", ms=None, status="waiting")], "latency", "undecided", "unmeasured", "--resume a/run"),
         ([BASE], "latency", "undecided", "only-base", "engines"),
+        ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided",
+         "only-base", "--resume a/run --retry --wait-for-idle 10"),
         ([BASE, handmade.row("trt", ms=None, status="unsupported")], "memory", "undecided", "only-base", "engines"),
         ([BASE, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided", "only-base", "--resume a/run"),
         ([BASE, handmade.row("ort", ms=None, status="crashed")], "latency", "deploy", None, ""),
@@ -90,7 +93,8 @@ def test_nothing_is_recommended_without_ground(
     rows = [{"peak_memory_mib": 9.0, "load_s": 1.0} | row for row in rows]
     choice = decide(cells_of(handmade.frame(rows)), Request("net", objective=objective))
     assert (choice.status, choice.doubt and choice.doubt.code) == (status, code)
-    assert (choice.winner is None) == (code is not None) and choice.best
+    assert (choice.winner is None) == (code is not None)
+    assert (choice.best is None) == (code == "unmeasured")
     assert (settling(choice, "a/run") or "").removeprefix("python -m profiler ") == command
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 

@@ -103,10 +103,13 @@ def test_a_pattern_passes_over_what_is_no_finished_run(results: Path) -> None:
     (results / "unfinished" / "journal.jsonl").touch()
     (results / "unfinished" / "bench.yaml").write_text("{models: [alexnet], engines: [eager], device: cpu}")
     (results / "a file").touch()
+    (results / "nothing").mkdir()
+    empty(**RESULTS)(results / "nothing")
     runs = read_runs([f"{results}/*"])
     assert len(runs.runs) == 2
-    assert len(runs.notes) == 1
-    assert "--resume" in runs.notes[0]
+    left_out, no_rows = runs.notes
+    assert "--resume" in left_out
+    assert "this run is empty" in no_rows
 
 
 def empty(**schema: Any) -> Callable[[Path], object]:

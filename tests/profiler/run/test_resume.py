@@ -172,6 +172,14 @@ def test_a_run_of_another_machine_is_not_resumed(place: Path, resume: Resume, ke
     assert files_of(place / "run") == before
 
 
+def test_a_run_whose_journal_cannot_be_read_keeps_its_results(place: Path, resume: Resume) -> None:
+    journal = place / "run" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"samples"', '"times"'))  # As another version might call them.
+    before = files_of(place / "run")
+    assert_refused(resume(), "this version reads none of journal.jsonl's")
+    assert files_of(place / "run") == before
+
+
 def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environment(
     begun: Path, place: Path, resume: Resume
 ) -> None:

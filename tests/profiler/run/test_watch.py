@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -174,10 +175,10 @@ def waiting() -> Iterator[Waiting]:
     """`waiting(minutes)` is what looks at the machine for a run."""
     locks: list[DeviceLock] = []
 
-    def make(minutes: float, gpu: str | None = None) -> tuple[Quiet, Told]:
+    def make(minutes: float, gpu: str | None = None, **patience: float) -> tuple[Quiet, Told]:
         locks.append(DeviceLock("cpu"))
         told = Told()
-        return Quiet(locks[-1], gpu, minutes, told), told
+        return Quiet(locks[-1], gpu, minutes, told, **patience), told
 
     yield make
     for lock in locks:
@@ -213,6 +214,17 @@ def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.Mo
     looks, told = waiting(0.0)  # Nobody waits who was not asked to.
     looks.start()
     assert (left, told.waited, told.announced) == ([0.9], [], [])
+
+
+def test_all_waits_together_end_with_the_patience(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
+    left = play(monkeypatch, *[0.48] * 9)
+    now = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
+    looks, told = waiting(10.0, patience=6.0)
+    for _ in range(3):
+        looks.start()
+    assert told.waited[0].startswith("waiting up to 0.1 minutes")
+    assert (len(told.waited), len(left)) == (5, 1), "the later ones look once"
 
 
 def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
