@@ -369,7 +369,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     try:
         if address not in ("local", "auto"):  # Ray would try for minutes.
             host, _, port = address.rpartition(":")
-            if not (host and port.isdigit()):
+            if not (host and port.isdecimal()):
                 raise ValueError("not of the form HOST:PORT")
             _reach(address)
         ray.init(address, **usual)

@@ -69,7 +69,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         elif column := re.search(_NO_COLUMN, message):
             named = [table for name, table in tables.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
             columns = {name for table in named for name in table.collect_schema()}
-            message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], columns)}"
+            message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], sorted(columns))}"
         raise ConfigError(f"query: {message} (for example: {_EXAMPLE})") from None
 
 

@@ -177,7 +177,7 @@ class Filter:
 
 
 def _whole(key: str, value: Any) -> int:
-    if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
         return int(value)
     raise ValueError(f"{key}: must be a whole number, got '{value}'")
 

@@ -25,8 +25,7 @@ Lines = dict[Location, int]
 EXPECTED = {
     "list_type": "must be a list: put it in [ ]",
     "tuple_type": "must be a list, such as [3, 224, 224]",
-    **dict.fromkeys(("dict_type", "dataclass_type"), "must be keys and values, such as {seconds: 1}"),
-    "model_type": "must be a name, or keys and values",
+    **dict.fromkeys(("dict_type", "dataclass_type", "model_type"), "must be keys and values"),
     "path_type": "must be a path",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
@@ -180,11 +179,14 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location
     """Return the message, the place, and the unknown key, if any."""
     at = _location(error)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown key '{at[-1]}'{nearest(str(at[-1]), _keys_at(at[:-1], model))}", at[:-1], at[-1]
+        valid = [key for key in _keys_at(at[:-1], model) if key != at[-1]]  # A device's block has no blocks.
+        return f"unknown key '{at[-1]}'{nearest(str(at[-1]), valid)}", at[:-1], at[-1]
     expected = EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
     message = f"{expected}, got {yaml_text(error['input'])}"
     if error["type"] == "missing":
         message = f"this {'entry' if isinstance(at[-1], int) else 'key'} is missing"
+    elif error["type"] == "model_type" and at[0] in ("models", "engines"):
+        message = f"must be a name, or keys and values, got {yaml_text(error['input'])}"
     elif error["type"] == "value_error":
         message = str(error["ctx"]["error"])
     elif error["type"] == "own":

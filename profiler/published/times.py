@@ -190,7 +190,7 @@ def _library(row: Mapping[str, Any], variant: str) -> str:
 
 def _cudnn_release(number: str) -> str:
     """Format cuDNN's version number: 91900 is 9.19, 8902 is 8.9."""
-    if not number.isdigit():
+    if not number.isdecimal():
         return _release(number)
     major, rest = divmod(int(number), 10_000 if int(number) >= 90_000 else 1_000)
     return f"{major}.{rest // 100}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,8 +172,16 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def numbers(text: str) -> list[int | str]:
-    return [int(word) if word.isdigit() else word for word in _words(text)]
+def numbers(text: str) -> list[int | float | str]:
+    """Read numbers with commas between; a word that is none stays, for the config to refuse."""
+    return list(map(_number, _words(text)))
+
+
+def _number(word: str) -> int | float | str:
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(word)
+    return word
 
 
 def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -191,7 +200,7 @@ def _axes(texts: Sequence[str]) -> dict[str, int | None]:
     axes = dict[str, int | None]()
     for text in texts:
         name, _, axis = text.rpartition("=")
-        if not name or not (axis.isdigit() or axis == "none"):
+        if not name or not (axis.isdecimal() or axis == "none"):
             raise ConfigError(f"--batch-axis {text}: is not of the form NAME=AXIS, such as state=1 or mask=none")
         axes[name] = None if axis == "none" else int(axis)
     return axes

@@ -39,7 +39,9 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("precision: [fp32]"), 3, "'precision' mean 'precisions'?"),
     (more("zzz: 1"), 3, "'zzz' models batch_sizes cpu cuda"),
     (more("budget:\n  second: 3"), 4, "budget: 'second' mean 'seconds'?"),
-    (more("budget: 3"), 3, "budget: seconds got 3"),
+    (more("budget: 3"), 3, "budget: must be keys and values, got 3"),
+    (more("machine: box"), 3, "machine: must be keys and values, got 'box'"),
+    (models("3"), 3, "models[0]: must be a name, or keys and values, got 3"),
     (more("budget: {build_timeout: 1e999}"), 3, "budget.build_timeout: less"),
     (more("budget: {min_samples: 1}"), 3, "budget.min_samples: 3, got 1"),
     (more("batch_sizes: [9223372036854775808]"), 3, "batch_sizes[0]: must"),
@@ -85,6 +87,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     # Blocks of a device.
     (more("cpu:\n  replicates: 1\n  engines: [eagr]"), 5, "engines[0] mean 'eager'?"),
     (more("budget: {seconds: 2}\ncpu:\n  budget: {second: 3}"), 5, "'second' 'seconds'"),
+    (more("cpu: {cpu: {}}"), 3, "unknown key 'cpu'; valid: batch_sizes"),
 ]
 
 

@@ -152,6 +152,13 @@ def test_what_is_given_is_taken() -> None:
     assert (config.machine.label, config.output) == ("Desk", Path("out").resolve())
 
 
+def test_a_range_of_values_may_be_of_any_numbers() -> None:
+    for text, ends in (("-1,1", (-1, 1)), ("0.5,1e3", (0.5, 1000))):
+        (entry,) = job(f"free.onnx --input x={text}").models
+        (values,) = entry.inputs.values()
+        assert values.range == ends
+
+
 REFUSED = [
     ("nope.onnx", "^there is no file nope.onnx; "),
     ("word.onnx", "^there is no file word.onnx; did you mean .words.onnx"),
@@ -160,6 +167,9 @@ REFUSED = [
     ("net.py:make --input 3", "not of the form package.module:function, without .py"),
     ("resnet18 --engine ort,tensort", "^--engine: unknown engine 'tensort'; did you mean 'trt'"),
     ("resnet18 --batch 1,x", "^--batch: must be a whole number, got 'x'"),
+    ("resnet18 --batch ²", "^--batch: must be a whole number, got '²'"),
+    ("resnet18 --batch 1.5", "^--batch: must be a whole number, got 1.5"),
+    ("net:make --batch-axis x=²", "--batch-axis x=²: is not of the form NAME=AXIS"),
     ("resnet18 --device gpu", "'gpu'|--device gpu"),
     ("resnet18 --input 3,32,32", "resnet18 knows its input's shape: leave out input"),
     ("net:make --input 3,2x", "--input: must be a whole number, got '2x'"),
