@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
     from torch import nn
 
+Storage = tuple[int, int]
+"""A storage's id and bytes."""
 Shapes = dict[str, tuple[int, ...]]
 """Shapes by tensor; 0 is an unknown size."""
 _ITEMS = 2
@@ -40,11 +42,15 @@ _COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Searc
 """Parts of the names of operators that multiply matrices, including ONNX Runtime's own."""
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains whose operators the pattern covers; operators of others may do anything."""
-_LOOKUPS = (
-    *("embedding", "_embedding_bag", "_embedding_bag_forward_only", "gather", "index", "index_select"),
-    *("select", "slice", "narrow"),
+_LOOKUPS = re.compile("embedding|gather|grid_sampl|index|scatter|take|bucketize|searchsorted|upsample", re.IGNORECASE)
+"""Parts of the names of torch's operators that may read few elements of a tensor."""
+_GRAPH_LOOKUPS = re.compile("Embed|Gather|GridSample|Scatter|Slice|Resize|RoiAlign")
+"""The same of ONNX's and ONNX Runtime's operators."""
+_VIEWS = (
+    *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity"),
+    *("Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 )
-"""torch's operators that may read few rows of a table."""
+"""ONNX operators that read as much of their first input as is read of their outputs, or that engines fold into it."""
 _SMALL = 1024
 """Elements of the largest initializer whose values shape inference may need: shapes, axes, paddings."""
 
@@ -121,7 +127,6 @@ def _count_module(
     """Count the eager module on the meta device, which computes only shapes, else on the CPU."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import FlopCounterMode
 
     from exporters.build_model import build, empty
@@ -129,20 +134,15 @@ def _count_module(
 
     batch, trains = fixed_batch(specs) or _ITEMS, pass_ == "training"
 
-    def count(model: nn.Module, device: str) -> dict[str, int]:
-        read = set[int]()  # Ids of the tensors that operators read whole.
-
-        def see(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if operator.__name__ not in _LOOKUPS:
-                read.update(map(id, tree_leaves((args, kwargs))))
-
+    def count(model: nn.Module, device: str, stored: Mapping[str, Storage]) -> dict[str, int]:
+        reads = _Reads()
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
         freeze(model, frozen)
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs run in parts; torch would take one kernel for either.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
-        with warnings.catch_warnings(), parts[0], parts[1], counter, Watch(see):
+        with warnings.catch_warnings(), parts[0], parts[1], counter, Watch(reads.see):
             warnings.simplefilter("ignore")  # mkldnn warns of Intel's GPUs.
             result = call(model.train(trains), specs, items)
             if trains:
@@ -150,17 +150,68 @@ def _count_module(
         counted = {pass_: -(-counter.get_total_flops() // batch)}
         if trains:
             return counted
-        weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in read]
-        return counted | {
-            "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
-            "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),
-        }
+        return counted | reads.weights(model, stored)
 
     try:
-        return count(build(source).to("meta") if source.factory else empty(source), "meta")
+        model = build(source) if source.factory else empty(source)
+        stored = _storages(model)
+        return count(model.to("meta"), "meta", stored)
     except Exception as error:
         print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
-    return count(build(source), "cpu")
+    return count(model := build(source), "cpu", _storages(model))
+
+
+class _Reads:
+    """The most bytes of each storage that an operator other than a lookup read, through any view."""
+
+    def __init__(self) -> None:
+        self.bytes = Counter[int]()
+
+    def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the operator reads; a packet of overloads that are views reads nothing."""
+        from torch.utils._pytree import tree_leaves
+
+        overloads = [getattr(operator, name) for name in operator.overloads()] if hasattr(operator, "overloads") else []
+        if any(overload.is_view for overload in overloads) or _LOOKUPS.search(operator.__name__):
+            return
+        for tensor in filter(_has_storage, tree_leaves((args, kwargs))):
+            axes = zip(tensor.shape, tensor.stride(), strict=True)
+            read = tensor.itemsize * math.prod(size for size, stride in axes if stride)  # Expanded axes repeat.
+            self.bytes[_storage(tensor)] = max(self.bytes[_storage(tensor)], read)
+
+    def weights(self, model: nn.Module, stored: Mapping[str, Storage]) -> dict[str, int]:
+        """Count what was read of each storage that the weights had when they were built."""
+        read, types = Counter[int](), dict[int, Any]()
+        tensors = _weights(model)
+        for name in stored.keys() & tensors.keys():  # A call may add and remove tensors.
+            tensor, (storage, size) = tensors[name], stored[name]
+            read[storage] = max(read[storage], min(self.bytes[_storage(tensor)], size))
+            types[storage] = tensor
+        floats = [storage for storage in read if types[storage].is_floating_point()]
+        return {
+            "float_weights": sum(read[storage] // types[storage].itemsize for storage in floats),
+            "other_weight_bytes": read.total() - sum(read[storage] for storage in floats),
+        }
+
+
+def _storages(model: nn.Module) -> dict[str, Storage]:
+    """Return the weights' storages: moving a model to another device parts those that share one."""
+    return {name: (_storage(w), w.untyped_storage().nbytes()) for name, w in _weights(model).items()}
+
+
+def _weights(model: nn.Module) -> dict[str, Any]:
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in named if _has_storage(tensor)}
+
+
+def _has_storage(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _backward_flops(
@@ -198,8 +249,10 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
     import onnx
 
     read = set[str]()
-    for node in model.graph.node:
-        read.update(node.input[1:] if node.op_type.startswith("Gather") else node.input)
+    for node in reversed(model.graph.node):  # Readers come after what they read.
+        is_unread_view = node.op_type in _VIEWS and read.isdisjoint(node.output)
+        if not is_unread_view and not _GRAPH_LOOKUPS.search(node.op_type):
+            read.update(node.input)
     elements: Counter[np.dtype[Any]] = Counter()
     for tensor in model.graph.initializer:
         if tensor.name in read:

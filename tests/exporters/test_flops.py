@@ -103,6 +103,35 @@ def module(): return words("module")
 def indexed(): return words("indexed")
 def functional(): return words("functional")
 def tied(): return words("tied")
+
+class Reading(nn.Module):
+    # Reads few elements of 8,000 by way of a view, and adds them.
+    def __init__(self, read, table):
+        super().__init__()
+        self.table, self.read = nn.Parameter(table), read
+    def forward(self, ids):
+        return self.read(self.table, ids).flatten(1).sum(1) + ids.sum(1)
+
+def reading(read, *shape): return Reading(read, torch.zeros(*shape)), torch.randint(1000, (2, 5))
+def viewed(): return reading(lambda w, i: w.view(-1, 8)[i], 8000)
+def detached(): return reading(lambda w, i: F.embedding(i, w.detach()), 1000, 8)
+def renormed(): return reading(lambda w, i: F.embedding(i, w, max_norm=1.0), 1000, 8)
+def sliced(): return reading(lambda w, i: w[:, :5].expand(len(i), 5, 8) * 2, 1, 1000, 8)
+def taken(): return reading(lambda w, i: w.t().take(i), 1000, 8)
+def searched(): return reading(lambda w, i: torch.bucketize(i.float(), w), 8000)
+def sampled():
+    def sample(w, i): return F.grid_sample(w.expand(len(i), -1, -1, -1), i[:, None, :, None].expand(-1, 1, 5, 2) / 1e3)
+    return reading(sample, 1, 8, 25, 40)
+
+class Sharing(nn.Module):
+    # Two layers with one matrix, an expanded buffer and a bias.
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("shift", torch.zeros(1, 8).expand(100, 8))
+    def forward(self, x):
+        return self.second(self.first(x)) + self.shift.mean(0)
 """
 
 
@@ -149,6 +178,19 @@ def test_plain_network_by_hand() -> None:
 def test_a_table_counts_only_where_it_is_read_whole(factory: str) -> None:
     found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"))
     assert found.float_weights == 8 * 3 + 3 + (8000 if factory == "tied" else 0)
+
+
+@pytest.mark.parametrize(
+    ("factory", "elements"),
+    [*dict.fromkeys(["viewed", "detached", "renormed", "taken", "searched", "sampled"], 0).items(), ("sliced", 5 * 8)],
+)
+def test_a_table_read_through_a_view_counts_what_is_read(factory: str, elements: int) -> None:
+    found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"), trains=False)
+    assert (found.float_weights, found.other_weight_bytes) == (elements, 0)
+
+
+def test_shared_storage_counts_once() -> None:
+    assert cost_of(from_factory("Sharing", 8), trains=False).float_weights == 8 * 8 + 8 + 8
 
 
 @pytest.mark.parametrize("factory", ["Attending", "branching_attending", "Written"])
@@ -247,6 +289,23 @@ def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path: Path) -> None
     found = cost_of(write(tmp_path / "products.onnx", nodes, ["n", 5], *weights, *more))
     assert found.flops("inference") == 2 * (5 * 6 * 4 + 7 * 30)
     assert found.weight_bytes(32) == 24 + 4 * (1 + 210 + 7)
+
+
+def test_a_graph_counts_what_is_read_of_a_table(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Transpose", ["rows"], ["t"]),
+        helper.make_node("Gather", ["t", "i"], ["1"]),
+        helper.make_node("Slice", ["part", "zero", "five"], ["2"]),
+        helper.make_node("Reshape", ["whole", "shape"], ["w"]),
+        helper.make_node("Gather", ["w", "i"], ["3"]),
+        helper.make_node("Sum", ["1", "2", "w", "3"], ["y"]),
+    ]
+    tables = [weight(name, 5, 1000) for name in ("rows", "part", "whole")]
+    numbers = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("zero", 0), ("five", 5))]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1000, 5])
+    found = cost_of(write(tmp_path / "tables.onnx", nodes, ["n", 5], *tables, *numbers, shape))
+    assert (found.float_weights, found.other_weight_bytes) == (5000, 2 * 8)
 
 
 @pytest.mark.parametrize(
