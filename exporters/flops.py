@@ -7,6 +7,7 @@ reaches no output, and engines skip it, too. torch's counter handles training, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -132,13 +133,11 @@ def _count_module(
     from exporters.build_model import build, empty
     from exporters.calls import Watch, call, freeze, trained_output
 
-    batch, trains = fixed_batch(specs) or _ITEMS, pass_ == "training"
+    trains = pass_ == "training"
 
-    def count(model: nn.Module, device: str, stored: Mapping[str, Storage]) -> dict[str, int]:
-        reads = _Reads()
+    def flops(model: nn.Module, device: str, reads: _Reads, batch: int) -> int:
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
-        freeze(model, frozen)
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs run in parts; torch would take one kernel for either.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
@@ -147,10 +146,13 @@ def _count_module(
             result = call(model.train(trains), specs, items)
             if trains:
                 trained_output(result, source.outputs).float().square().mean().backward()
-        counted = {pass_: -(-counter.get_total_flops() // batch)}
-        if trains:
-            return counted
-        return counted | reads.weights(model, stored)
+        return int(counter.get_total_flops())
+
+    def count(model: nn.Module, device: str, stored: Mapping[str, Storage]) -> dict[str, int]:
+        freeze(model, frozen)
+        reads = _Reads()
+        counted = {pass_: _of_one_item(lambda batch: flops(model, device, reads, batch), specs)}
+        return counted if trains else counted | reads.weights(model, stored)
 
     try:
         model = build(source) if source.factory else empty(source)
@@ -159,6 +161,16 @@ def _count_module(
     except Exception as error:
         print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
     return count(model := build(source), "cpu", _storages(model))
+
+
+def _of_one_item(flops: Callable[[int], int], specs: Sequence[TensorSpec]) -> int:
+    """Return the least FLOPs that an item adds to a batch, which may share work, such as a product of weights."""
+    if fixed := fixed_batch(specs):
+        return flops(fixed) // fixed
+    counted = added = flops(_ITEMS)
+    with contextlib.suppress(Exception):  # It may run only at one size.
+        added = flops(2 * _ITEMS) - counted
+    return max(min(counted, added), 0) // _ITEMS
 
 
 class _Reads:
@@ -229,16 +241,30 @@ def _backward_flops(
 
 def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
     """Count an ONNX graph from its shapes. Its floats take the row's precision, unless it `keeps_types`."""
-    model, batch = read_onnx(path), fixed_batch(specs) or _ITEMS
+    from onnx import ModelProto
+
+    model = read_onnx(path)
     for tensor in model.graph.initializer:  # Shape inference copies the model and needs no values.
         if math.prod(tensor.dims) > _SMALL:
             for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(name)
-    nodes, shapes = _sized(model, specs, batch)
+
+    def flops(batch: int) -> int:
+        (sized := ModelProto()).CopyFrom(model)
+        nodes, shapes = _sized(sized, specs, batch)
+        constants = {tensor.name for tensor in model.graph.initializer} | {""}
+        total = 0
+        for node in nodes:  # Engines compute what depends on no input once, while they load.
+            if constants.issuperset(node.input) and not graphs_of(node):
+                constants.update(node.output)
+            else:
+                total += node_flops(node, shapes)
+        return total
+
     weights = graph_weights(model)
     others = {dtype: elements for dtype, elements in weights.items() if keeps_types or dtype.kind in "biu"}
     return {
-        "inference": -(-sum(node_flops(node, shapes) for node in nodes) // batch),
+        "inference": _of_one_item(flops, specs),
         "float_weights": weights.total() - sum(others.values()),
         "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
     }

@@ -132,6 +132,16 @@ class Sharing(nn.Module):
         self.register_buffer("shift", torch.zeros(1, 8).expand(100, 8))
     def forward(self, x):
         return self.second(self.first(x)) + self.shift.mean(0)
+
+class Merging(nn.Module):
+    # A product of weights, which all items share.
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.zeros(8, 64)), nn.Parameter(torch.zeros(64, 8))
+    def forward(self, x):
+        return x @ (self.down @ self.up)
+
+def branching_merging(): return Branching(Merging())
 """
 
 
@@ -178,6 +188,23 @@ def test_plain_network_by_hand() -> None:
 def test_a_table_counts_only_where_it_is_read_whole(factory: str) -> None:
     found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"))
     assert found.float_weights == 8 * 3 + 3 + (8000 if factory == "tied" else 0)
+
+
+@pytest.mark.parametrize("factory", ["Merging", "branching_merging"])
+def test_work_that_the_batch_shares_is_no_items_own(factory: str) -> None:
+    found, forward = cost_of(from_factory(factory, 8)), 2 * 8 * 8
+    assert (found.flops("inference"), found.flops("training")) == (forward, 2 * forward)
+
+
+@pytest.mark.parametrize("batch", ["batch", 4])
+def test_work_on_constants_counts_nothing_in_a_graph(tmp_path: Path, batch: int | str) -> None:
+    nodes = [
+        helper.make_node("Transpose", ["a"], ["t"]),
+        helper.make_node("MatMul", ["t", "a"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    found = cost_of(write(tmp_path / "merging.onnx", nodes, [batch, 8], weight("a", 64, 8)))
+    assert found.flops("inference") == 2 * 8 * 8
 
 
 @pytest.mark.parametrize(
