@@ -26,7 +26,7 @@ from exporters.inputs import fixed_batch, seeded_inputs
 from exporters.onnx_files import every_graph, graph_inputs, graphs_of, is_float32, read_onnx
 from exporters.packages import versions
 from exporters.source import ModelSource, TensorSpec, digest
-from exporters.weights import checked, identified, source_key
+from exporters.weights import checked, code, identified, source_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,8 +87,12 @@ def cached_cost(
     trains: bool = False,
     of_input: bool = False,
     frozen: Sequence[str] = (),
+    head: str = "cross-entropy",
 ) -> Cost:
-    """Count the passes, with `of_input` also a network's input gradient; leave out a pass that cannot be counted."""
+    """Count the passes; leave out one that cannot be counted.
+
+    The training pass starts from the loss of that `head`, and with `of_input` computes also a network's input gradient.
+    """
     source, counted = identified(source), dict[str, int]()
 
     def add(name: str, extra_key: object, count: Callable[[], dict[str, int]]) -> None:
@@ -102,8 +106,9 @@ def cached_cost(
     add("inference", graph and graph.name, lambda: _inference(source, specs, source.onnx or graph))
     if trains and source.onnx is None:
         wrt_input = of_input or source.layer is not None
-        count = partial(_count_module, source, specs, "training", wrt_input, frozen)
-        add("training", [source.outputs, wrt_input, frozen], count)
+        count = partial(_count_module, source, specs, "training", wrt_input, frozen, head)
+        loss = [head, code([head.partition(":")[0]]) if ":" in head else None, code_of("losses.py", "calls.py")]
+        add("training", [source.outputs, wrt_input, frozen, loss], count)
     return Cost(**counted)
 
 
@@ -124,6 +129,7 @@ def _count_module(
     pass_: str = "inference",
     wrt_input: bool = False,
     frozen: Sequence[str] = (),
+    head: str = "cross-entropy",
 ) -> dict[str, int]:
     """Count the eager module on the meta device, which computes only shapes, else on the CPU."""
     import torch
@@ -131,7 +137,8 @@ def _count_module(
     from torch.utils.flop_counter import FlopCounterMode
 
     from exporters.build_model import build, empty
-    from exporters.calls import Watch, call, freeze, trained_output
+    from exporters.calls import Watch, call, freeze
+    from exporters.losses import Objective
 
     trains = pass_ == "training"
 
@@ -145,7 +152,8 @@ def _count_module(
             warnings.simplefilter("ignore")  # mkldnn warns of Intel's GPUs.
             result = call(model.train(trains), specs, items)
             if trains:
-                trained_output(result, source.outputs).float().square().mean().backward()
+                root, gradient = Objective(head, source.outputs, [spec.name for spec in specs]).start(result, items)
+                root.backward(gradient)
         return int(counter.get_total_flops())
 
     def count(model: nn.Module, device: str, stored: Mapping[str, Storage]) -> dict[str, int]:

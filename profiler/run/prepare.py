@@ -274,7 +274,8 @@ class Stages:
         trainings, part = self._trainings(), Part()
         for name in self._usable():
             training = trainings.get(name, PLAIN)
-            arguments = self.prepared[name], name in trainings, training.input_gradient, training.frozen
+            settings = training.input_gradient, training.frozen, training.head
+            arguments = self.prepared[name], name in trainings, *settings
             call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, limit=_COUNT_SECONDS)
             part.append((call, partial(self._take_cost, name)))
         return part

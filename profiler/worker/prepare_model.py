@@ -191,16 +191,17 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
     return dimensions_of(source)
 
 
-def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], Path], report: Report) -> Cost:
+def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], str, Path], report: Report) -> Cost:
     """Count the fewest FLOPs and bytes that a model needs.
 
-    The argument is (source, prepared model, is trained, with the input's gradient, frozen parameters, cache's folder).
+    The argument is (source, prepared model, is trained, with the input's gradient, frozen parameters, head, cache's
+    folder).
     """
-    source, prepared, trains, of_input, frozen, root = argument
+    source, prepared, trains, of_input, frozen, head, root = argument
     # All precisions have the same FLOPs.
     free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}
     graph = free.get("fp32") or next(iter(free.values()), None)
-    return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input, frozen)
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input, frozen, head)
 
 
 def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,19 @@ class Merging(nn.Module):
     def forward(self, x):
         return x @ (self.down @ self.up)
 
+class Rebuilding(nn.Module):
+    # Returns an expensive tensor, or integers, before its loss.
+    def __init__(self, kind=None):
+        super().__init__()
+        self.kind, self.encode, self.decode = kind, nn.Linear(8, 4), nn.Linear(4, 8)
+    def forward(self, x):
+        codes = self.encode(x)
+        first = {"rebuilt": self.decode(codes)} if self.kind is None else {"ids": codes.argmax(1)}
+        return first | {"loss": codes.square().mean()}
+
+def choosing(): return Rebuilding("ids")
+def own_loss(result): return result["loss"] * 2
+
 def branching_merging(): return Branching(Merging())
 """
 
@@ -194,6 +208,24 @@ def test_a_table_counts_only_where_it_is_read_whole(factory: str) -> None:
 def test_work_that_the_batch_shares_is_no_items_own(factory: str) -> None:
     found, forward = cost_of(from_factory(factory, 8)), 2 * 8 * 8
     assert (found.flops("inference"), found.flops("training")) == (forward, 2 * forward)
+
+
+@pytest.mark.parametrize(
+    ("factory", "head", "outputs", "layers"),
+    [
+        ("Rebuilding", "cross-entropy", (), (2, 1)),
+        ("choosing", "cross-entropy", (), (2,)),
+        ("Rebuilding", "cost_factories:own_loss", ("rebuilt",), (2, 1)),
+        ("Rebuilding", "mean-square", ("rebuilt",), (2, 3)),
+    ],
+)
+def test_a_step_differentiates_what_its_head_does(
+    factory: str, head: str, outputs: tuple[str, ...], layers: tuple[int, ...], cache: Cache
+) -> None:
+    """The times that each layer's products are computed; the first has no gradient of its input."""
+    source = replace(from_factory(factory, 8), outputs=outputs)
+    found = cached_cost(source, input_specs(source), cache, trains=True, head=head)
+    assert found.training == 2 * 8 * 4 * sum(layers)
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
