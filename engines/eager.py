@@ -131,7 +131,7 @@ class EagerSession:
         return list(named_outputs(self.result))
 
     def memory(self) -> Memory:
-        weights = sum(t.nbytes for t in _unwrapped((*self.model.parameters(), *self.model.buffers())))
+        weights = held_bytes((*self.model.parameters(), *self.model.buffers()))
         gradients = optimizer = None
         if self.job.pass_ == "training":
             grads = (p.grad for p in self.model.parameters() if p.grad is not None)
@@ -348,6 +348,18 @@ def _choose(
         needs = f"sizes that are multiples of {step}" + (f" and inputs of {fewest} rows or more" if fewest > 1 else "")
         raise Unsupported(f"{precision}: on a GPU a linear layer needs {needs}; none of the model's {len(layers)} has")
     return chosen
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the tensors' storages, each once: views share one, and an expanded tensor repeats its own."""
+    sizes = dict[int, int]()
+    for part in (part for tensor in _unwrapped(tensors) for part in stored(tensor)):
+        if part.layout == torch.strided:
+            storage = part.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+        else:  # Compressed rows have no storage of their own.
+            sizes[id(part)] = part.nbytes
+    return sum(sizes.values())
 
 
 def _unwrapped(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -192,6 +192,15 @@ def test_weights_of_a_torch_session_are_its_parameters_and_statistics(open_sessi
     assert open_session("eager", "bf16").memory().weights == 2 * tensors + COUNTER_BYTES
 
 
+def test_a_weight_that_others_share_or_that_is_expanded_is_held_once(open_session: Open) -> None:
+    session = open_session("eager")
+    before, shared, row = session.memory().weights, torch.zeros(1000), torch.zeros(1, 8)
+    for name, tensor in {"whole": shared, "part": shared[:10], "row": row.expand(500, 8)}.items():
+        session.model.register_buffer(name, tensor)
+    session.model.register_buffer("sparse", torch.eye(3).to_sparse())
+    assert session.memory().weights == before + 4 * (1000 + 8 + 3) + 8 * 2 * 3
+
+
 @pytest.mark.parametrize(
     ("engine", "attribute", "pass_"),
     [
