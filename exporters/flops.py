@@ -2,7 +2,8 @@
 
 Convolutions and matrix products count two FLOPs a multiply-add; everything else counts 0, like the roofline and the
 published counts (MAC counts, doubled). A model's ONNX graph is counted if there is one: the exporter drops work that
-reaches no output, and engines skip it, too. torch's counter handles training, and modules without a graph.
+reaches no output, and engines skip it, too. torch's counter handles training, and modules without a graph. The counts
+are minima: a row that beats them is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
     from torch import nn
 
-Storage = tuple[int, int]
-"""A storage's id and bytes."""
+    from exporters.tape import Storage
+
 Shapes = dict[str, tuple[int, ...]]
 """Shapes by tensor; 0 is an unknown size."""
 _ITEMS = 2
@@ -43,10 +44,8 @@ _COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Searc
 """Parts of the names of operators that multiply matrices, including ONNX Runtime's own."""
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains whose operators the pattern covers; operators of others may do anything."""
-_LOOKUPS = re.compile("embedding|gather|grid_sampl|index|scatter|take|bucketize|searchsorted|upsample", re.IGNORECASE)
-"""Parts of the names of torch's operators that may read few elements of a tensor."""
-_GRAPH_LOOKUPS = re.compile("Embed|Gather|GridSample|Scatter|Slice|Resize|RoiAlign")
-"""The same of ONNX's and ONNX Runtime's operators."""
+_LOOKUPS = re.compile("Embed|Gather|GridSample|Scatter|Slice|Resize|RoiAlign")
+"""Parts of the names of ONNX's and ONNX Runtime's operators that may read few elements of a tensor."""
 _VIEWS = (
     *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity"),
     *("Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"),
@@ -96,7 +95,15 @@ def cached_cost(
     source, counted = identified(source), dict[str, int]()
 
     def add(name: str, extra_key: object, count: Callable[[], dict[str, int]]) -> None:
-        key = digest([source_key(source), code_of("flops.py", "inputs.py"), versions("torch", "onnx"), name, extra_key])
+        key = digest(
+            [
+                source_key(source),
+                code_of("flops.py", "inputs.py", "tape.py"),
+                versions("torch", "onnx"),
+                name,
+                extra_key,
+            ]
+        )
         produce = checked(source, lambda path: path.write_text(json.dumps(count())))
         try:
             counted.update(json.loads(cache.entry("cost", key, ".json", produce)[0].read_text()))
@@ -137,38 +144,47 @@ def _count_module(
     from torch.utils.flop_counter import FlopCounterMode
 
     from exporters.build_model import build, empty
-    from exporters.calls import Watch, call, freeze
+    from exporters.calls import call, freeze, named_outputs
     from exporters.losses import Objective
+    from exporters.tape import Tape, storages, weights_read
 
     trains = pass_ == "training"
 
-    def flops(model: nn.Module, device: str, reads: _Reads, batch: int) -> int:
+    def needed(model: nn.Module, device: str, batch: int) -> tuple[int, Counter[int]]:
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
+        tape = Tape(counter)
         # Attention and LSTMs run in parts; torch would take one kernel for either.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
-        with warnings.catch_warnings(), parts[0], parts[1], counter, Watch(reads.see):
+        with warnings.catch_warnings(), parts[0], parts[1], counter, tape:
             warnings.simplefilter("ignore")  # mkldnn warns of Intel's GPUs.
             result = call(model.train(trains), specs, items)
             if trains:
                 root, gradient = Objective(head, source.outputs, [spec.name for spec in specs]).start(result, items)
+                model.zero_grad()
                 root.backward(gradient)
-        return int(counter.get_total_flops())
+        results = [root, *(x.grad for x in (*model.parameters(), *items))] if trains else named_outputs(result).values()
+        return tape.needed([*results, *model.buffers()])  # A step may update buffers by products.
 
-    def count(model: nn.Module, device: str, stored: Mapping[str, Storage]) -> dict[str, int]:
+    def count(model: nn.Module, device: str, built: dict[str, Storage]) -> dict[str, int]:
         freeze(model, frozen)
-        reads = _Reads()
-        counted = {pass_: _of_one_item(lambda batch: flops(model, device, reads, batch), specs)}
-        return counted if trains else counted | reads.weights(model, stored)
+        passes = list[tuple[int, Counter[int]]]()
+
+        def flops(batch: int) -> int:
+            passes.append(needed(model, device, batch))
+            return passes[-1][0]
+
+        counted = {pass_: _of_one_item(flops, specs)}
+        return counted if trains else counted | weights_read(model, built, passes[0][1])
 
     try:
         model = build(source) if source.factory else empty(source)
-        stored = _storages(model)
-        return count(model.to("meta"), "meta", stored)
+        built = storages(model)
+        return count(model.to("meta"), "meta", built)
     except Exception as error:
         print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
-    return count(model := build(source), "cpu", _storages(model))
+    return count(model := build(source), "cpu", storages(model))
 
 
 def _of_one_item(flops: Callable[[int], int], specs: Sequence[TensorSpec]) -> int:
@@ -179,59 +195,6 @@ def _of_one_item(flops: Callable[[int], int], specs: Sequence[TensorSpec]) -> in
     with contextlib.suppress(Exception):  # It may run only at one size.
         added = flops(2 * _ITEMS) - counted
     return max(min(counted, added), 0) // _ITEMS
-
-
-class _Reads:
-    """The most bytes of each storage that an operator other than a lookup read, through any view."""
-
-    def __init__(self) -> None:
-        self.bytes = Counter[int]()
-
-    def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the operator reads; a packet of overloads that are views reads nothing."""
-        from torch.utils._pytree import tree_leaves
-
-        overloads = [getattr(operator, name) for name in operator.overloads()] if hasattr(operator, "overloads") else []
-        if any(overload.is_view for overload in overloads) or _LOOKUPS.search(operator.__name__):
-            return
-        for tensor in filter(_has_storage, tree_leaves((args, kwargs))):
-            axes = zip(tensor.shape, tensor.stride(), strict=True)
-            read = tensor.itemsize * math.prod(size for size, stride in axes if stride)  # Expanded axes repeat.
-            self.bytes[_storage(tensor)] = max(self.bytes[_storage(tensor)], read)
-
-    def weights(self, model: nn.Module, stored: Mapping[str, Storage]) -> dict[str, int]:
-        """Count what was read of each storage that the weights had when they were built."""
-        read, types = Counter[int](), dict[int, Any]()
-        tensors = _weights(model)
-        for name in stored.keys() & tensors.keys():  # A call may add and remove tensors.
-            tensor, (storage, size) = tensors[name], stored[name]
-            read[storage] = max(read[storage], min(self.bytes[_storage(tensor)], size))
-            types[storage] = tensor
-        floats = [storage for storage in read if types[storage].is_floating_point()]
-        return {
-            "float_weights": sum(read[storage] // types[storage].itemsize for storage in floats),
-            "other_weight_bytes": read.total() - sum(read[storage] for storage in floats),
-        }
-
-
-def _storages(model: nn.Module) -> dict[str, Storage]:
-    """Return the weights' storages: moving a model to another device parts those that share one."""
-    return {name: (_storage(w), w.untyped_storage().nbytes()) for name, w in _weights(model).items()}
-
-
-def _weights(model: nn.Module) -> dict[str, Any]:
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: tensor for name, tensor in named if _has_storage(tensor)}
-
-
-def _has_storage(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _backward_flops(
@@ -285,7 +248,7 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
     read = set[str]()
     for node in reversed(model.graph.node):  # Readers come after what they read.
         is_unread_view = node.op_type in _VIEWS and read.isdisjoint(node.output)
-        if not is_unread_view and not _GRAPH_LOOKUPS.search(node.op_type):
+        if not is_unread_view and not _LOOKUPS.search(node.op_type):
             read.update(node.input)
     elements: Counter[np.dtype[Any]] = Counter()
     for tensor in model.graph.initializer:

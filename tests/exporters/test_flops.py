@@ -155,6 +155,27 @@ class Rebuilding(nn.Module):
 def choosing(): return Rebuilding("ids")
 def own_loss(result): return result["loss"] * 2
 
+class Wasting(nn.Module):
+    # Computes a product that reaches no output, and writes into it.
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(8, 4, bias=False), nn.Linear(8, 1000, bias=False)
+    def forward(self, x):
+        F.relu_(self.unused(x))
+        return self.used(x)
+
+class Keeping(nn.Module):
+    # Updates a buffer by a product.
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4, bias=False)
+        self.register_buffer("sums", torch.zeros(4, 8))
+    def forward(self, x):
+        y = self.layer(x)
+        self.sums.add_(y.detach().T @ x.detach())
+        return y
+
+def branching_wasting(): return Branching(Wasting())
 def branching_merging(): return Branching(Merging())
 """
 
@@ -213,9 +234,9 @@ def test_work_that_the_batch_shares_is_no_items_own(factory: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "head", "outputs", "layers"),
     [
-        ("Rebuilding", "cross-entropy", (), (2, 1)),
+        ("Rebuilding", "cross-entropy", (), (2,)),
         ("choosing", "cross-entropy", (), (2,)),
-        ("Rebuilding", "cost_factories:own_loss", ("rebuilt",), (2, 1)),
+        ("Rebuilding", "cost_factories:own_loss", ("rebuilt",), (2,)),
         ("Rebuilding", "mean-square", ("rebuilt",), (2, 3)),
     ],
 )
@@ -226,6 +247,15 @@ def test_a_step_differentiates_what_its_head_does(
     source = replace(from_factory(factory, 8), outputs=outputs)
     found = cached_cost(source, input_specs(source), cache, trains=True, head=head)
     assert found.training == 2 * 8 * 4 * sum(layers)
+
+
+@pytest.mark.parametrize(
+    ("factory", "times"), [("Wasting", (1, 2)), ("branching_wasting", (1, 2)), ("Keeping", (2, 3))]
+)
+def test_work_that_reaches_no_result_counts_nothing(factory: str, times: tuple[int, int]) -> None:
+    found, forward = cost_of(from_factory(factory, 8)), 2 * 8 * 4
+    assert (found.flops("inference"), found.flops("training")) == tuple(time * forward for time in times)
+    assert found.float_weights == 8 * 4 * times[0]
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
