@@ -31,11 +31,13 @@ from exporters.weights import checked, code, identified, source_key
 
 if TYPE_CHECKING:
     import numpy as np
-    from onnx import ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto
     from torch import nn
 
     from exporters.tape import Storage
 
+Counted = dict[str, Any]
+"""Fields of a Cost."""
 Shapes = dict[str, tuple[int, ...]]
 """Shapes by tensor; 0 is an unknown size."""
 _ITEMS = 2
@@ -66,6 +68,8 @@ class Cost:
     """Elements in the precision's type."""
     other_weight_bytes: int | None = None
     """Weights in a fixed type: integers, and everything in a user's ONNX file that keeps its types."""
+    moved: tuple[str, ...] = ()
+    """Inputs that an operator reads whole, and outputs that are no views of weights, inputs or other outputs."""
 
     def flops(self, pass_: str) -> int | None:
         """Return the FLOPs of one item in that pass."""
@@ -92,9 +96,9 @@ def cached_cost(
 
     The training pass starts from the loss of that `head`, and with `of_input` computes also a network's input gradient.
     """
-    source, counted = identified(source), dict[str, int]()
+    source, counted = identified(source), Counted()
 
-    def add(name: str, extra_key: object, count: Callable[[], dict[str, int]]) -> None:
+    def add(name: str, extra_key: object, count: Callable[[], Counted]) -> None:
         key = digest(
             [
                 source_key(source),
@@ -116,10 +120,10 @@ def cached_cost(
         count = partial(_count_module, source, specs, "training", wrt_input, frozen, head)
         loss = [head, code([head.partition(":")[0]]) if ":" in head else None, code_of("losses.py", "calls.py")]
         add("training", [source.outputs, wrt_input, frozen, loss], count)
-    return Cost(**counted)
+    return Cost(**counted | {"moved": tuple(counted.get("moved", ()))})
 
 
-def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None) -> dict[str, int]:
+def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None) -> Counted:
     if graph is not None:
         try:
             return _count_graph(graph, specs, keeps_types=source.onnx is not None and not is_float32(graph))
@@ -137,7 +141,7 @@ def _count_module(
     wrt_input: bool = False,
     frozen: Sequence[str] = (),
     head: str = "cross-entropy",
-) -> dict[str, int]:
+) -> Counted:
     """Count the eager module on the meta device, which computes only shapes, else on the CPU."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -146,11 +150,11 @@ def _count_module(
     from exporters.build_model import build, empty
     from exporters.calls import call, freeze, named_outputs
     from exporters.losses import Objective
-    from exporters.tape import Tape, storages, weights_read
+    from exporters.tape import Tape, moved, storages, weights_read
 
     trains = pass_ == "training"
 
-    def needed(model: nn.Module, device: str, batch: int) -> tuple[int, Counter[int]]:
+    def needed(model: nn.Module, device: str, built: dict[str, Storage], batch: int) -> tuple[int, Counted]:
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
@@ -164,19 +168,22 @@ def _count_module(
                 root, gradient = Objective(head, source.outputs, [spec.name for spec in specs]).start(result, items)
                 model.zero_grad()
                 root.backward(gradient)
-        results = [root, *(x.grad for x in (*model.parameters(), *items))] if trains else named_outputs(result).values()
-        return tape.needed([*results, *model.buffers()])  # A step may update buffers by products.
+        buffers = list(model.buffers())  # A step may update them by products.
+        if trains:
+            return tape.needed([root, *(x.grad for x in (*model.parameters(), *items)), *buffers])[0], {}
+        inputs, outputs = dict(zip((spec.name for spec in specs), items, strict=True)), named_outputs(result)
+        flops, read = tape.needed([*outputs.values(), *buffers])
+        return flops, weights_read(model, built, read) | {"moved": moved(model, inputs, outputs, read)}
 
-    def count(model: nn.Module, device: str, built: dict[str, Storage]) -> dict[str, int]:
+    def count(model: nn.Module, device: str, built: dict[str, Storage]) -> Counted:
         freeze(model, frozen)
-        passes = list[tuple[int, Counter[int]]]()
+        passes = list[tuple[int, Counted]]()
 
         def flops(batch: int) -> int:
-            passes.append(needed(model, device, batch))
+            passes.append(needed(model, device, built, batch))
             return passes[-1][0]
 
-        counted = {pass_: _of_one_item(flops, specs)}
-        return counted if trains else counted | weights_read(model, built, passes[0][1])
+        return {pass_: _of_one_item(flops, specs)} | passes[0][1]
 
     try:
         model = build(source) if source.factory else empty(source)
@@ -210,15 +217,18 @@ def _backward_flops(
     return 2 * x[0] * positions * math.prod(weight) * sum(map(bool, output_mask[:2]))
 
 
-def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
+def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> Counted:
     """Count an ONNX graph from its shapes. Its floats take the row's precision, unless it `keeps_types`."""
     from onnx import ModelProto
+    from onnx.inliner import inline_local_functions
 
     model = read_onnx(path)
     for tensor in model.graph.initializer:  # Shape inference copies the model and needs no values.
         if math.prod(tensor.dims) > _SMALL:
             for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(name)
+    model = inline_local_functions(model) if model.functions else model
+    _drop_unused(model.graph)
 
     def flops(batch: int) -> int:
         (sized := ModelProto()).CopyFrom(model)
@@ -238,18 +248,57 @@ def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> 
         "inference": _of_one_item(flops, specs),
         "float_weights": weights.total() - sum(others.values()),
         "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
+        "moved": _moved(model.graph),
     }
+
+
+def _drop_unused(graph: GraphProto) -> None:
+    """Drop the nodes that reach no output."""
+    needed, kept = {value.name for value in graph.output}, list[Any]()
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            kept.append(node)
+            needed.update(node.input)
+            for body in every_graph(*graphs_of(node)):
+                needed.update(value.name for value in body.output)
+                needed.update(name for inner in body.node for name in inner.input)
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+
+
+def _moved(graph: GraphProto) -> list[str]:
+    """Name the inputs that a node reads whole, and the outputs that are no views of something else that is held."""
+    read, inputs = _read_whole(graph), [value.name for value in graph_inputs(graph)]
+    held = {"", *inputs, *(tensor.name for tensor in graph.initializer)}
+    origins = dict[str, str]()
+    for node in graph.node:
+        if node.op_type == "Expand" or not node.input:
+            origins |= dict.fromkeys(node.output, "")
+        elif node.op_type in _VIEWS or _LOOKUPS.search(node.op_type):
+            origins |= dict.fromkeys(node.output, origins.get(node.input[0], node.input[0]))
+    moved = [name for name in inputs if name in read]
+    for value in graph.output:
+        origin = origins.get(value.name, value.name)
+        moved += [value.name] * (origin not in held)
+        held.add(origin)
+    return moved
+
+
+def _read_whole(graph: GraphProto) -> set[str]:
+    """Name the tensors that a node other than a lookup reads, itself or through views."""
+    read = set[str]()
+    for node in reversed(graph.node):  # Readers come after what they read.
+        is_unread_view = node.op_type in _VIEWS and read.isdisjoint(node.output)
+        if not is_unread_view and not _LOOKUPS.search(node.op_type):
+            read.update(node.input)
+    return read
 
 
 def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
     """Count by type the elements of initializers that are read whole, rather than gathered by row."""
     import onnx
 
-    read = set[str]()
-    for node in reversed(model.graph.node):  # Readers come after what they read.
-        is_unread_view = node.op_type in _VIEWS and read.isdisjoint(node.output)
-        if not is_unread_view and not _LOOKUPS.search(node.op_type):
-            read.update(node.input)
+    read = _read_whole(model.graph)
     elements: Counter[np.dtype[Any]] = Counter()
     for tensor in model.graph.initializer:
         if tensor.name in read:
@@ -264,27 +313,25 @@ def computes(node: NodeProto) -> bool:
 
 
 def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[Sequence[NodeProto], Shapes]:
-    """Return the nodes, functions inlined, and the tensors' inferred shapes."""
+    """Return the nodes, and the tensors' inferred shapes; sizes the model's inputs."""
     import onnx
-    from onnx.inliner import inline_local_functions
 
-    sized = inline_local_functions(model) if model.functions else model
     symbols, by_name = dict[str, int](), {spec.name: spec for spec in specs}
-    for value in graph_inputs(sized.graph):
+    for value in graph_inputs(model.graph):
         for dim, size in zip(value.type.tensor_type.shape.dim, by_name[value.name].at(batch), strict=True):
             if dim.dim_param:
                 symbols[dim.dim_param] = size
             dim.dim_value = size
-    for value in (*sized.graph.output, *sized.graph.value_info):
+    for value in (*model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
                 dim.dim_value = symbols[dim.dim_param]
-    graph = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.HasField("shape"):  # A scalar has a shape without dimensions.
             shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-    return sized.graph.node, shapes
+    return model.graph.node, shapes
 
 
 def node_flops(node: NodeProto, shapes: Shapes) -> int:

@@ -96,6 +96,21 @@ def weights_read(model: nn.Module, built: Mapping[str, Storage], read: Mapping[i
     }
 
 
+def moved(
+    model: nn.Module, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], read: Mapping[int, int]
+) -> list[str]:
+    """Name the inputs that an operator read whole, and the outputs that neither repeat elements nor share a storage."""
+    unmoved = {name for name, tensor in inputs.items() if read.get(_address(tensor), 0) < tensor.nbytes}
+    held = set(map(_address, (*inputs.values(), *_weights(model).values())))
+    for name, tensor in outputs.items():
+        is_written = tensor.layout == torch.strided and distinct(tensor) == tensor.numel()
+        if not is_written or _address(tensor) in held or tensor.nbytes > tensor.untyped_storage().nbytes():
+            unmoved.add(name)
+        else:
+            held.add(_address(tensor))
+    return [name for name in (*inputs, *outputs) if name not in unmoved]
+
+
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: tensor for name, tensor in named if tensor.layout == torch.strided}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, Phase, Renewable, Session, Warning, ignore
+from engines.base import Array, Job, Named, Phase, Renewable, Session, Warning, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
 from engines.options import PRECISION_TABLE, Options, float_part
@@ -198,7 +198,7 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
     cost, built = task.prepared.cost, result.proof.build if result.proof else None
     if (flops := cost.flops(case.pass_)) is not None:
         weights = cost.weight_bytes(PRECISION_TABLE[case.precision].bits)
-        moved_mib = None if weights is None else (weights + sum(copied)) / MIB
+        moved_mib = None if weights is None else (weights + _moved(task, job, session, outputs)) / MIB
         result.figures |= {"flops_per_item": flops, "moved_mib": moved_mib}
     result.figures |= {
         "export_s": graph.seconds if graph else None,
@@ -236,6 +236,13 @@ def _profile(session: Session, result: Result) -> None:
     if streams := result.proof and result.proof.details.get("auxiliary_streams"):
         text = f"auxiliary streams of the engine, on which layers run beside others: {streams}"
         result.warnings.append(Warning("parallel-layers", text))
+
+
+def _moved(task: Task, job: Job[Options], session: Session, outputs: Sequence[Array]) -> int:
+    """Return the bytes of the inputs and outputs that a call must read and write."""
+    names = [spec.name for spec in job.specs], session.output_names() if isinstance(session, Named) else []
+    pairs = (*zip(names[0], job.inputs, strict=False), *zip(names[1], outputs, strict=False))
+    return _bytes(task.case, [array for name, array in pairs if name in task.prepared.cost.moved])
 
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:

@@ -175,6 +175,16 @@ class Keeping(nn.Module):
         self.sums.add_(y.detach().T @ x.detach())
         return y
 
+class Passing(nn.Module):
+    # Reads the last of an input's rows, and returns a product, and views of it, of a weight and of the input.
+    def __init__(self):
+        super().__init__()
+        self.layer, self.shift = nn.Linear(8, 4), nn.Parameter(torch.zeros(1, 4))
+    def forward(self, rows, whole):
+        y = self.layer(rows[:, -1]) + whole
+        return {"y": y, "turned": y.unsqueeze(1), "wide": self.shift.expand(9, 4), "first": rows[:, 0]}
+
+def passing(): return Passing(), {"rows": torch.zeros(2, 50, 8), "whole": torch.zeros(2, 4)}
 def branching_wasting(): return Branching(Wasting())
 def branching_merging(): return Branching(Merging())
 """
@@ -213,7 +223,7 @@ def test_plain_network_by_hand() -> None:
     convolution, linear = 2 * 196 * 8 * 3 * 9, 2 * 8 * 196 * 5
     weights = (8 * 3 * 9 + 8) + 2 * 8 + (8 * 196 * 5 + 5) + 2 * 8
     found = cost_of(from_factory("plain"))
-    assert found == Cost(convolution + linear, 2 * convolution + 3 * linear, weights, other_weight_bytes=0)
+    assert found == Cost(convolution + linear, 2 * convolution + 3 * linear, weights, 0, moved=("x", "y"))
     bytes_ = [found.weight_bytes(bits) for bits in (32, 16, 8)]
     assert bytes_ == [size * weights for size in (4, 2, 1)]
     assert cost_of(from_factory("branching_plain")) == found, "on the CPU, where the meta device does not suffice"
@@ -256,6 +266,19 @@ def test_work_that_reaches_no_result_counts_nothing(factory: str, times: tuple[i
     found, forward = cost_of(from_factory(factory, 8)), 2 * 8 * 4
     assert (found.flops("inference"), found.flops("training")) == tuple(time * forward for time in times)
     assert found.float_weights == 8 * 4 * times[0]
+
+
+def test_an_input_barely_read_and_an_output_that_is_a_view_need_not_move(cache: Cache) -> None:
+    source = ModelSource("passing", factory="cost_factories:passing")
+    graph = export_onnx(source, "fp32", cache).path
+    for found in cost_of(source, trains=False), cost_of(source, graph, trains=False):
+        assert found.moved == ("whole", "y")
+
+
+def test_unused_work_counts_nothing_in_a_graph(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", name], [y]) for name, y in (("a", "unused"), ("b", "y"))]
+    found = cost_of(write(tmp_path / "wasting.onnx", nodes, ["n", 8], weight("a", 8, 1000), weight("b", 8, 4)))
+    assert (found.flops("inference"), found.float_weights) == (2 * 8 * 4, 8 * 4)
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])

@@ -25,6 +25,7 @@ from engines.options import Training
 from engines.ort import OrtSession
 from engines.requirements import missing
 from exporters.build_model import restore
+from exporters.flops import Cost
 from exporters.gradients import GradientReference, Gradients, Step
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.source import ModelError, ModelSource
@@ -566,6 +567,14 @@ def test_a_case_that_others_took_the_processors_from_is_disturbed(measure: Measu
     result = measure(case(source("Attention")), budget=replace(BUDGET, seconds=1.0))
     assert "disturbed" in kinds(result)
     assert (result.figures["disturbance"] or 0) > 0.05
+
+
+@pytest.mark.parametrize(("names", "elements"), [((), 0), (("x",), 3 * 16 * 16), (("x", "y"), 3 * 16 * 16 + 10)])
+def test_only_what_a_call_must_read_and_write_counts_as_moved(folder: Path, names: Any, elements: int) -> None:
+    one = case(image("net"))
+    prepared = prepare_model((one.source, folder / "cache"), QUIET)
+    result = measure_case(Task(one, replace(prepared, cost=Cost(1, None, 0, 0, names)), BUDGET), QUIET)
+    assert result.figures["moved_mib"] == 4 * 2 * elements / 2**20
 
 
 def test_the_error_of_a_row_has_a_width(measure: Measure) -> None:
