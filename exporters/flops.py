@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ _LOOKUPS = re.compile("Embed|Gather|GridSample|Scatter|Slice|Resize|RoiAlign")
 """Parts of the names of ONNX's and ONNX Runtime's operators that may read few elements of a tensor."""
 _VIEWS = (
     *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity"),
-    *("Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+    *("QuantizeLinear", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 )
 """ONNX operators that read as much of their first input as is read of their outputs, or that engines fold into it."""
 _SMALL = 1024
@@ -233,16 +233,10 @@ def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> 
     def flops(batch: int) -> int:
         (sized := ModelProto()).CopyFrom(model)
         nodes, shapes = _sized(sized, specs, batch)
-        constants = {tensor.name for tensor in model.graph.initializer} | {""}
-        total = 0
-        for node in nodes:  # Engines compute what depends on no input once, while they load.
-            if constants.issuperset(node.input) and not graphs_of(node):
-                constants.update(node.output)
-            else:
-                total += node_flops(node, shapes)
-        return total
+        return sum(node_flops(node, shapes) for node in nodes if constants.isdisjoint(node.output))
 
-    weights = graph_weights(model)
+    constants = _constants(model.graph)
+    weights = graph_weights(model, constants)
     others = {dtype: elements for dtype, elements in weights.items() if keeps_types or dtype.kind in "biu"}
     return {
         "inference": _of_one_item(flops, specs),
@@ -284,21 +278,35 @@ def _moved(graph: GraphProto) -> list[str]:
     return moved
 
 
-def _read_whole(graph: GraphProto) -> set[str]:
-    """Name the tensors that a node other than a lookup reads, itself or through views."""
+def _read_whole(graph: GraphProto, constants: Collection[str] = ()) -> set[str]:
+    """Name the tensors that a node reads, itself or through views; lookups and what computes `constants` do not."""
     read = set[str]()
     for node in reversed(graph.node):  # Readers come after what they read.
-        is_unread_view = node.op_type in _VIEWS and read.isdisjoint(node.output)
-        if not is_unread_view and not _LOOKUPS.search(node.op_type):
-            read.update(node.input)
+        if node.op_type in _VIEWS:
+            reads = not read.isdisjoint(node.output)
+        else:
+            reads = not _LOOKUPS.search(node.op_type) and not any(name in constants for name in node.output)
+        read.update(node.input if reads else ())
     return read
 
 
-def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
-    """Count by type the elements of initializers that are read whole, rather than gathered by row."""
+def _constants(graph: GraphProto) -> set[str]:
+    """Name the tensors that depend on no input: engines compute them once, while they load."""
+    constants = {tensor.name for tensor in graph.initializer} | {""}
+    for node in graph.node:
+        if constants.issuperset(node.input) and not graphs_of(node):
+            constants.update(node.output)
+    return constants - {""}
+
+
+def graph_weights(model: ModelProto, constants: Collection[str] = ()) -> Counter[np.dtype[Any]]:
+    """Count by type the elements of initializers that are read whole, rather than gathered by row.
+
+    Nodes that compute `constants` read nothing.
+    """
     import onnx
 
-    read = _read_whole(model.graph)
+    read = _read_whole(model.graph, constants)
     elements: Counter[np.dtype[Any]] = Counter()
     for tensor in model.graph.initializer:
         if tensor.name in read:
