@@ -99,15 +99,8 @@ def cached_cost(
     source, counted = identified(source), Counted()
 
     def add(name: str, extra_key: object, count: Callable[[], Counted]) -> None:
-        key = digest(
-            [
-                source_key(source),
-                code_of("flops.py", "inputs.py", "tape.py"),
-                versions("torch", "onnx"),
-                name,
-                extra_key,
-            ]
-        )
+        files = code_of("flops.py", "inputs.py", "tape.py")
+        key = digest([source_key(source), files, versions("torch", "onnx"), name, extra_key])
         produce = checked(source, lambda path: path.write_text(json.dumps(count())))
         try:
             counted.update(json.loads(cache.entry("cost", key, ".json", produce)[0].read_text()))
