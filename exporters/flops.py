@@ -327,6 +327,8 @@ def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
                 dim.dim_value = symbols[dim.dim_param]
+            if dim.dim_value < 0:  # Old converters write -1 for a free size.
+                dim.Clear()
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -347,7 +349,7 @@ def node_flops(node: NodeProto, shapes: Shapes) -> int:
     if kind not in ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger"):
         raise ValueError(f"cannot count {named}")
     x, weight, y = (shapes.get(tensor, (0,)) for tensor in (*node.input[:2], node.output[0]))
-    if 0 in (*x, *weight, *y):
+    if min((*x, *weight, *y), default=1) < 1:
         raise ValueError(f"the shapes of {named} are unknown")
     if kind.startswith("Conv"):  # A transposed one multiplies each input element by its channel's weights.
         return 2 * math.prod(x if kind == "ConvTranspose" else y) * math.prod(weight[1:])

@@ -98,9 +98,12 @@ _ANNOTATED: Mapping[str, Any] = {
 _TYPES: Mapping[pl.DataType, Any] = {TEXT: str, pl.Boolean(): bool, pl.Int64(): Count}
 
 
+def _is_signed(name: str) -> bool:
+    return name in COLUMNS and COLUMNS[name].unit in _SIGNED
+
+
 def _annotation(name: str, dtype: pl.DataType, needed: bool) -> Any:
-    unit = COLUMNS[name].unit if name in COLUMNS else ""
-    kind = _ANNOTATED.get(name) or _TYPES.get(dtype) or (float if unit in _SIGNED else Positive)
+    kind = _ANNOTATED.get(name) or _TYPES.get(dtype) or (float if _is_signed(name) else Positive)
     return kind if needed else kind | None
 
 
@@ -174,6 +177,8 @@ def check_result(result: Result) -> None:
     """Raise ValueError for a result with an invalid value."""
     if not all(value is None or isinstance(value, bool | int | float) for value in result.figures.values()):
         raise ValueError("a figure is no number")
+    if below := [name for name, value in result.figures.items() if (value or 0) < 0 and not _is_signed(name)]:
+        raise ValueError(f"{below[0]} is below 0")
     _Result.model_validate({**vars(result), "figures": {}})
 
 

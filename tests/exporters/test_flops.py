@@ -275,6 +275,15 @@ def test_an_input_barely_read_and_an_output_that_is_a_view_need_not_move(cache: 
         assert found.moved == ("whole", "y")
 
 
+def test_a_size_of_minus_one_is_free(tmp_path: Path) -> None:
+    source = write(tmp_path / "old.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], ["n", 8], weight("w", 8, 4))
+    assert source.onnx
+    model = onnx.load(source.onnx)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [-1, 4]))
+    onnx.save(model, source.onnx)
+    assert cost_of(source).flops("inference") == 2 * 8 * 4
+
+
 def test_unused_work_counts_nothing_in_a_graph(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", name], [y]) for name, y in (("a", "unused"), ("b", "y"))]
     found = cost_of(write(tmp_path / "wasting.onnx", nodes, ["n", 8], weight("a", 8, 1000), weight("b", 8, 4)))

@@ -113,6 +113,7 @@ LINE = measured("a", 1.0).to_json()
         '{"case_id": "net/eager/inference/fp32/b1/r0"}',
         LINE.replace('{"case_id"', '{"unknown": 1, "case_id"'),
         LINE.replace('"figures": {', '"figures": {"cache_mib": 3.0'),
+        LINE.replace('"figures": {', '"figures": {"flops_per_item": -32.0, '),
         LINE.replace('"host": [1.0]', '"host": ["x"]'),
         LINE.replace('"ok"', '"fine"'),
         LINE.replace('"warnings": [', '"warnings": [5, '),
