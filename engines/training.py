@@ -99,9 +99,9 @@ class TrainingStep:
                 result = call_module(call, self.specs, part)
             root, gradient = objective.start(result, part)
             if not root.requires_grad:
-                what = "loss" if ":" in objective.head else "output"
+                subject = "loss" if ":" in objective.head else "output"
                 raise ModelError(
-                    f"the {what} has no gradient: it was detached, or made under torch.no_grad; if another output "
+                    f"the {subject} has no gradient: it was detached, or made under torch.no_grad; if another output "
                     "trains, name it: outputs: [NAME]"
                 )
             mark("forward")

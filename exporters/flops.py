@@ -241,22 +241,22 @@ def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> 
 
 def _drop_unused(graph: GraphProto) -> None:
     """Drop the nodes that reach no output."""
-    needed, kept = {value.name for value in graph.output}, list[Any]()
+    needed, used = {value.name for value in graph.output}, list[Any]()
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):
-            kept.append(node)
+            used.append(node)
             needed.update(node.input)
             for body in every_graph(*graphs_of(node)):
                 needed.update(value.name for value in body.output)
                 needed.update(name for inner in body.node for name in inner.input)
     del graph.node[:]
-    graph.node.extend(reversed(kept))
+    graph.node.extend(reversed(used))
 
 
 def _moved(graph: GraphProto) -> list[str]:
     """Name the inputs that a node reads whole, and the outputs that are no views of something else that is held."""
     read, inputs = _read_whole(graph), [value.name for value in graph_inputs(graph)]
-    held = {"", *inputs, *(tensor.name for tensor in graph.initializer)}
+    bases = {"", *inputs, *(tensor.name for tensor in graph.initializer)}
     origins = dict[str, str]()
     for node in graph.node:
         if node.op_type == "Expand" or not node.input:
@@ -266,15 +266,15 @@ def _moved(graph: GraphProto) -> list[str]:
     moved = [name for name in inputs if name in read]
     for value in graph.output:
         origin = origins.get(value.name, value.name)
-        moved += [value.name] * (origin not in held)
-        held.add(origin)
+        moved += [value.name] * (origin not in bases)
+        bases.add(origin)
     return moved
 
 
 def _read_whole(graph: GraphProto, constants: Collection[str] = ()) -> set[str]:
     """Name the tensors that a node reads, itself or through views; lookups and what computes `constants` do not."""
     read = set[str]()
-    for node in reversed(graph.node):  # Readers come after what they read.
+    for node in reversed(graph.node):  # Readers come last.
         if node.op_type in _VIEWS:
             reads = not read.isdisjoint(node.output)
         else:

@@ -198,7 +198,7 @@ def _norm(values: Tensor) -> float:
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast floats, and complex numbers to those of two such floats, which Module.to would drop the half of."""
+    """Cast floats, and complex numbers to pairs of such floats; Module.to drops imaginary parts."""
 
     def cast(x: Tensor) -> Tensor:
         return x.to(dtype.to_complex() if x.is_complex() else dtype if x.is_floating_point() else x.dtype)
@@ -208,7 +208,7 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 class _Doubles(TorchFunctionMode):
-    """Widen what a model makes in float32 itself, such as `torch.zeros(n)`, `x.float()` and constants."""
+    """Widen float32 tensors that a model makes itself, as by `torch.zeros(n)` or `x.float()`, and its constants."""
 
     def __enter__(self) -> Any:
         self.default = torch.get_default_dtype()
@@ -220,10 +220,10 @@ class _Doubles(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # What is written in place must stay the same tensor.
-        kept = int(_WRITES.search(function.__name__) is not None)
-        widened = tree_map(_widened, (args[kept:], kwargs or {}))
-        return _WIDER.get(function, function)(*args[:kept], *widened[0], **widened[1])
+        # A function in place must get the tensor itself.
+        first = int(_WRITES.search(function.__name__) is not None)
+        widened = tree_map(_widened, (args[first:], kwargs or {}))
+        return _WIDER.get(function, function)(*args[:first], *widened[0], **widened[1])
 
 
 def _widened(value: Any) -> Any:

@@ -144,8 +144,8 @@ def user_loss(word: str, names: Sequence[str]) -> Loss:
         if takes_all:
             value = function(result, *inputs)
         elif named.keys() >= set(required):
-            taken = named if takes_names else {p.name: named[p.name] for p in parameters if p.name in named}
-            value = function(result, **taken)
+            arguments = named if takes_names else {p.name: named[p.name] for p in parameters if p.name in named}
+            value = function(result, **arguments)
         else:
             value = function(result, *inputs[: len(required)])
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():

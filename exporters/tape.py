@@ -19,7 +19,7 @@ _LOOKUPS = re.compile("embedding|gather|grid_sampl|index|scatter|take|bucketize|
 
 
 class Storage(NamedTuple):
-    """A storage, whose address is its own as long as it is held."""
+    """A storage. No other one has its address while it is held."""
 
     address: int
     bytes: int
@@ -45,23 +45,23 @@ class Tape(TorchDispatchMode):
         self._held: list[Any] = []  # Else another storage could get the address of one that was freed.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        taken = list(_strided(tree_leaves((args, kwargs))))
+        inputs = list(_strided(tree_leaves((args, kwargs))))
         before = self.counter.get_total_flops()
         result = func(*args, **(kwargs or {}))
-        made = list(_strided(tree_leaves(result)))
-        self._held += [tensor.untyped_storage() for tensor in made]
+        outputs = list(_strided(tree_leaves(result)))
+        self._held += [tensor.untyped_storage() for tensor in outputs]
         read = Counter[int]()
         if not getattr(func, "is_view", False) and not _LOOKUPS.search(str(func)):
-            for tensor in taken:
+            for tensor in inputs:
                 read[_address(tensor)] = max(read[_address(tensor)], distinct(tensor) * tensor.itemsize)
         flops = self.counter.get_total_flops() - before
-        self.operations.append(_Operation(flops, set(map(_address, taken)), set(map(_address, made)), read))
+        self.operations.append(_Operation(flops, set(map(_address, inputs)), set(map(_address, outputs)), read))
         return result
 
     def needed(self, results: Iterable[Tensor | None]) -> tuple[int, Counter[int]]:
         """Return the FLOPs that the results need, and the most bytes that one operator read of each storage for them.
 
-        An operator that returns no tensor may decide what runs.
+        An operator without tensors as results may steer the call.
         """
         needed, flops, read = set(map(_address, _strided(results))), 0, Counter[int]()
         for operation in reversed(self.operations):
@@ -83,16 +83,16 @@ def storages(model: nn.Module) -> dict[str, Storage]:
 
 
 def weights_read(model: nn.Module, built: Mapping[str, Storage], read: Mapping[int, int]) -> dict[str, int]:
-    """Count what was read of each storage that the weights had when they were built."""
-    tensors, most, types = _weights(model), Counter[int](), dict[int, Tensor]()
+    """Count the elements and bytes read of the weights, by the storages of the `built` model."""
+    tensors, largest, types = _weights(model), Counter[int](), dict[int, Tensor]()
     for name in built.keys() & tensors.keys():  # A call may add and remove tensors.
         address, size = built[name]
-        most[address] = max(most[address], min(read.get(_address(tensors[name]), 0), size))
+        largest[address] = max(largest[address], min(read.get(_address(tensors[name]), 0), size))
         types[address] = tensors[name]
-    floats = [address for address in most if types[address].is_floating_point()]
+    floats = [address for address in largest if types[address].is_floating_point()]
     return {
-        "float_weights": sum(most[address] // types[address].itemsize for address in floats),
-        "other_weight_bytes": most.total() - sum(most[address] for address in floats),
+        "float_weights": sum(largest[address] // types[address].itemsize for address in floats),
+        "other_weight_bytes": largest.total() - sum(largest[address] for address in floats),
     }
 
 
@@ -101,13 +101,13 @@ def moved(
 ) -> list[str]:
     """Name the inputs that an operator read whole, and the outputs that neither repeat elements nor share a storage."""
     unmoved = {name for name, tensor in inputs.items() if read.get(_address(tensor), 0) < tensor.nbytes}
-    held = set(map(_address, (*inputs.values(), *_weights(model).values())))
+    bases = set(map(_address, (*inputs.values(), *_weights(model).values())))
     for name, tensor in outputs.items():
         is_written = tensor.layout == torch.strided and distinct(tensor) == tensor.numel()
-        if not is_written or _address(tensor) in held or tensor.nbytes > tensor.untyped_storage().nbytes():
+        if not is_written or _address(tensor) in bases or tensor.nbytes > tensor.untyped_storage().nbytes():
             unmoved.add(name)
         else:
-            held.add(_address(tensor))
+            bases.add(_address(tensor))
     return [name for name in (*inputs, *outputs) if name not in unmoved]
 
 

@@ -173,7 +173,7 @@ def _words(text: str) -> list[str]:
 
 
 def numbers(text: str) -> list[int | float | str]:
-    """Read numbers with commas between; a word that is none stays, for the config to refuse."""
+    """Read comma-separated numbers; other words stay, for the config to refuse."""
     return list(map(_number, _words(text)))
 
 
