@@ -240,8 +240,10 @@ def _positional_names(model: nn.Module) -> list[str]:
 
 
 def _axes(shape: Any) -> dict[int, str]:
+    """Name the axes of a tensor's `dynamic_shapes`: torch.export.Dim's, or plain names."""
     pairs = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-    return {axis: size.__name__ for axis, size in pairs if hasattr(size, "__name__")}
+    names = ((axis, size if isinstance(size, str) else getattr(size, "__name__", "")) for axis, size in pairs)
+    return {axis: name for axis, name in names if name}
 
 
 def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:

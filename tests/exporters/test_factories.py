@@ -93,6 +93,7 @@ def steps(): return nn.LSTM(3, 2, 2), (torch.ones(5, 4, 3), (torch.ones(2, 4, 2)
 def dims():
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     return nn.Bilinear(3, 3, 2), TWO[::-1], {"input1": {0: length, 1: batch}, "input2": {1: batch}}
+def texts(): return *dims()[:2], {"input1": {0: "length", 1: "batch"}, "input2": {1: "batch"}}
 def alone(): return Net()
 def nothing(): return Net(), ()
 """
@@ -145,7 +146,7 @@ def test_examples_are_inputs_of_any_nesting(name: str, specs: list[Any], dimensi
     ("name", "batch", "expected"),
     [
         ("steps", {"input": 1, "hx.0": 1, "hx.1": 1}, [(5, "batch", 3), (2, "batch", 2), (2, "batch", 2)]),
-        ("dims", {}, [("length", "batch"), (4, "batch")]),
+        *[(name, {}, [("length", "batch"), (4, "batch")]) for name in ("dims", "texts")],
         ("several", {"input1": 1, "input2": None}, [(4, "batch"), (4, 3)]),
         ("named", {"input": 1}, [(4, "batch")]),
         ("steps", {"input": 0, "hx.0": 1}, "batch: axis 1 of 'hx.0' has size 4, 'input' has 5 items"),
