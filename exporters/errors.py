@@ -81,7 +81,7 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     Libraries wrap the helpful error in others. If the user's code wraps it, the user's error leads:
     "RuntimeError: no stem, after KeyError: 'width' at …".
     """
-    errors = chain(error)
+    errors = _causes(error)
     ends = ((link, traceback.extract_tb(link.__traceback__)[-1:]) for link in errors)
     first, users = errors[-1], next((link for link, end in ends if end and _is_users(end[0].filename)), errors[-1])
     text, outer = _named(first, characters), _named(users, characters)
@@ -91,7 +91,7 @@ def sentence(error: BaseException, characters: int = 300) -> str:
 
 def place(error: BaseException) -> str:
     """Return the line of the user's code, like " at /home/me/stem.py:14 (`raise ValueError(text)`)", or ""."""
-    errors = chain(error)[::-1]
+    errors = _causes(error)[::-1]
     return next(filter(None, (*map(_place_of, errors), *map(_place_named, errors))), "")
 
 
@@ -131,6 +131,14 @@ def chain(error: BaseException | None, hidden: bool = False) -> list[BaseExcepti
         errors.append(error)
         error = error.__cause__ or (error.__context__ if hidden or not error.__suppress_context__ else None)
     return errors
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the error's chain without failed searches for a module's name, in which torch.fx handles the cause."""
+    errors = chain(error)
+    ends = [traceback.extract_tb(link.__traceback__)[-1:] for link in errors]
+    causes = [link for link, end in zip(errors, ends, strict=True) if not end or end[0].name != "path_of_module"]
+    return causes or errors
 
 
 def _named(error: BaseException, characters: int) -> str:

@@ -32,6 +32,15 @@ def convert(node):
 
 def export(node):
     return call(lambda: convert(node))
+
+def path_of_module():
+    raise NameError("module is not installed as a submodule")
+
+def trace(function):
+    try:
+        return path_of_module()
+    except NameError:
+        return function()
 """
 MODEL = """
 import somelib
@@ -63,6 +72,12 @@ def replaced_by_user():
     except KeyError:
         raise RuntimeError("no stem") from None
 
+def traced():
+    return somelib.trace(missing)
+
+def nameless():
+    return somelib.path_of_module()
+
 def repeated():
     try:
         raise RuntimeError("no stem")
@@ -71,7 +86,9 @@ def repeated():
 """
 WIDTH = "KeyError: 'width' at {file}:5 (`return sizes[\"width\"]`)"
 SAID = {
-    "repeated": 'ValueError: failed: no stem at {file}:33 (`raise RuntimeError("no stem")`)',
+    "traced": WIDTH,
+    "nameless": "NameError: module is not installed as a submodule at {file}:35 (`return somelib.path_of_module()`)",
+    "repeated": 'ValueError: failed: no stem at {file}:39 (`raise RuntimeError("no stem")`)',
     "missing": WIDTH,
     "negative": "ValueError: a size must be positive at {file}:14 (`return somelib.checked(-3)`)",
     "wrapped_by_library": WIDTH,
