@@ -67,9 +67,14 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
     precision, source = "fp32" if precision == "tf32" else precision, identified(source)
 
     def produce(path: Path) -> None:
+        import torch
+
         from exporters.build_model import restore
 
         model = restore(source, cached_state(source, cache))
+        if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+            mend = "return the plain module, or give a graph of your own (`onnx: FILE`)"
+            raise source.error(f"torch.jit modules cannot be exported to ONNX; {mend}")
         start = time.perf_counter()
         with source.failing("the export to ONNX", "change that line, or give a graph of your own (`onnx: FILE`)"):
             origin = write_onnx(model, input_specs(source), precision, path, batch)
