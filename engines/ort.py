@@ -38,9 +38,10 @@ from exporters.inputs import symbolic_shapes
 from exporters.onnx_files import every_graph, file_inputs, how_to_lower, read_onnx
 from exporters.source import BATCH, ModelError
 
+_WHOLE = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 _TYPES = {
     f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))
-    for name in ("float", "double", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+    for name in ("float", "double", "float16", "bfloat16", *_WHOLE, "bool")
 }
 _INTEGER = {
     # Input positions of the second operand and of its zero point, which has the operand's type.
@@ -282,10 +283,11 @@ class OrtSession:
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Bind a buffer and return the tensor that will hold the output.
 
-        If the file declares another rank, ONNX Runtime refuses buffers: return None. If the graph returns an input,
+        If another rank or size is declared, ONNX Runtime refuses buffers: return None. If the graph returns an input,
         ONNX Runtime writes no buffer: return that input.
         """
-        if len(node.shape) != len(shape):
+        fixed = {axis: size for axis, size in enumerate(node.shape) if isinstance(size, int)}
+        if len(node.shape) != len(shape) or any(shape[axis] != size for axis, size in fixed.items()):
             self.unbuffered.append(node.name)
             return None
         inputs = {node.name: tensor for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True)}
@@ -316,13 +318,18 @@ def _milliseconds(call: Callable[[], object], calls: int) -> float:
 
 
 def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
-    """Split off outputs that are no tensors of numbers, with a warning. Raises RuntimeError if no tensor remains."""
-    tensors = [node for node in nodes if node.type in _TYPES]
-    others = ", ".join(f"{node.name} ({node.type})" for node in nodes if node.type not in _TYPES)
-    mend = "convert a classifier with zipmap=False to get tensors"
+    """Split off outputs that are no tensors of numbers, with a warning. Raises RuntimeError if no tensor remains.
+
+    A file may list an output twice; a binding has each name once.
+    """
+    outputs = {node.name: node for node in nodes}.values()
+    tensors, strange = ([n for n in outputs if (n.type in _TYPES) is usable] for usable in (True, False))
+    others = ", ".join(f"{node.name} ({node.type})" for node in strange)
+    if any(node.type.startswith("seq(map(") for node in strange):
+        others += "; convert a classifier with zipmap=False to get tensors"
     if not tensors:
-        raise RuntimeError(f"no output is a tensor of numbers: {others}; {mend}")
-    return tensors, [Warning("no-parity", f"left out, no tensor of numbers: {others}; {mend}")] if others else []
+        raise RuntimeError(f"no output is a tensor of numbers: {others}")
+    return tensors, [Warning("no-parity", f"left out, no tensor of numbers: {others}")] if others else []
 
 
 def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:

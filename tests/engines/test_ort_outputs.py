@@ -62,6 +62,37 @@ def test_an_output_of_another_rank_than_declared_is_what_the_run_gives(tmp_path:
     assert found.shape == (2, 1, 8)
 
 
+def test_an_output_of_another_size_than_declared_is_what_the_run_gives(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy")
+    stale = helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 8])  # As before the batch was made free.
+    nodes = [helper.make_node("Abs", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [x], [y], value_info=[stale])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
+    (found,), _, _ = run(tmp_path / "g.onnx", batch=3)
+    np.testing.assert_array_equal(
+        found, -np.abs(seeded_inputs(input_specs(ModelSource("net", onnx=tmp_path / "g.onnx")), 3)[0])
+    )
+
+
+def test_an_output_that_a_file_lists_twice_is_one(tmp_path: Path) -> None:
+    write_text(tmp_path / "g.onnx", "g (float[n, 4] x) => (float[n, 4] y, float[n, 4] y) { y = Abs (x) }")
+    found, names, _ = run(tmp_path / "g.onnx")
+    assert ([array.shape for array in found], names) == ([(2, 4)], ["y"])
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16", "uint32", "uint64"])
+def test_every_whole_number_is_an_input_and_an_output(tmp_path: Path, kind: str) -> None:
+    write_text(tmp_path / "g.onnx", f"g ({kind}[n, 4] x) => ({kind}[n, 4] y) {{ y = Identity (x) }}")
+    source = ModelSource("net", onnx=tmp_path / "g.onnx", inputs={"x": (40, 30_000)})
+    inputs = tuple(seeded_inputs(input_specs(source), 2))
+    job = Job(source, "inference", "native", 2, "cpu", OrtOptions(), inputs, onnx=source.onnx, engine="ort")
+    session = open_session(job)
+    session.run(ignore)
+    (found,) = session.outputs()
+    assert found.dtype == kind
+    np.testing.assert_array_equal(found, inputs[0])
+
+
 def test_an_output_without_elements_is_an_output(tmp_path: Path) -> None:
     nodes = "y = Abs (x)  m = Less (y, x)  t = NonZero (m)  z = Transpose (t)"
     write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y, int64[k, 2] z) {{ {nodes} }}")
@@ -98,6 +129,9 @@ def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path: Path) -> None:
     outputs = [label, helper.make_value_info("prob", helper.make_sequence_type_proto(of_pairs))]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    sequence = "float[n, 4] x) => (seq(float[n, 2]) s) { s = SplitToSequence <axis = 1> (x) }"
+    with pytest.raises(RuntimeError, match=r"no output is a tensor of numbers: s \(seq\(tensor\(float\)\)\)$"):
+        run(write_text(tmp_path / "g.onnx", f"g ({sequence}"))
     for kept in (outputs, outputs[1:]):
         graph = helper.make_graph([classifier, pairs], "g", [x], kept)
         onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "g.onnx")
