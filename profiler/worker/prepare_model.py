@@ -269,6 +269,8 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
         with contextlib.suppress(ModelError):  # The host may run out of memory before a GPU does.
             return _run(source, specs, state, REFERENCE_ITEMS)[0]
         raise
+    if alone is not None and together.maker:
+        alone = _in_float64(source, specs, alone, affordable - 1)
     return together if alone is None or together.unsteady else together.with_item(alone, affordable - 1)
 
 
@@ -375,6 +377,19 @@ def _evaluated(
     outputs = evaluate(path, feeds, _EXACT_SECONDS, double) or {}
     shapes = [outputs[name].shape if name in outputs else None for name in names]
     return [outputs[name] for name in names] if shapes == [array.shape for array in first] else None
+
+
+def _in_float64(
+    source: ModelSource, specs: Sequence[TensorSpec], alone: parity.Outputs, item: int
+) -> parity.Outputs | None:
+    """Return an item's outputs alone in float64, like those of its batch; None where that fails."""
+    assert source.onnx is not None, "only graphs are evaluated"
+    names, first = list(alone.arrays), [runs[0] for runs in alone.arrays.values()]
+    feeds = dict(zip((spec.name for spec in specs), seeded_inputs(specs, 1, first=item), strict=True))
+    exact = _evaluated(source.onnx, feeds, names, first, double=True)
+    if exact is None:
+        return None
+    return replace(alone, arrays={name: array[None] for name, array in zip(names, exact, strict=True)})
 
 
 def _distance(ours: Sequence[Array], exact: Sequence[Array]) -> float:
