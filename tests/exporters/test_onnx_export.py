@@ -243,6 +243,22 @@ def test_check_tells_good_files_from_others(tmp_path: Path) -> None:
             check_onnx(tmp_path / name)
 
 
+@pytest.mark.parametrize("lacks", ["type", "shape"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_output_needs_no_declaration(tmp_path: Path, lacks: str, beside: bool) -> None:
+    model = onnx.load(write(tmp_path / "m.onnx"))
+    for value in model.graph.output:
+        (value if lacks == "type" else value.type.tensor_type).ClearField(lacks)
+    place = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0} if beside else {}
+    onnx.save(model, tmp_path / "m.onnx", **place)
+    check_onnx(tmp_path / "m.onnx")
+    assert is_float32(tmp_path / "m.onnx")
+    x = np.random.default_rng(1).standard_normal((4, 16))
+    half, full = to_fp16(ModelSource("m", onnx=tmp_path / "m.onnx"), Cache(tmp_path)).path, run(tmp_path / "m.onnx", x)
+    assert float_types(half) == {TensorProto.FLOAT16}
+    assert np.linalg.norm(run(half, x) - full) < 0.01 * np.linalg.norm(full)
+
+
 def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
     onnx.external_data_helper.set_external_data(weight, "../secret.bin")
