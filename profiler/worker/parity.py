@@ -86,6 +86,11 @@ class Outputs:
                 axes[name] = candidates[0]
         return replace(self, axes=axes)
 
+    def in_reals(self) -> Outputs:
+        """Return these outputs with real and imaginary parts on a new last axis."""
+        parts = {name: np.stack([a.real, a.imag], axis=-1) for name, a in self.arrays.items() if np.iscomplexobj(a)}
+        return replace(self, arrays={**self.arrays, **parts})
+
     def with_item(self, alone: Outputs, item: int) -> Outputs:
         """Return these outputs, marked `dependent` if the item's outputs differ from its outputs `alone`."""
         together, alone = self.beside(alone), alone.beside(self)
@@ -175,10 +180,11 @@ def align(ours: Outputs, reference: Outputs, selected: Sequence[str]) -> tuple[l
     """Pair the `selected` outputs, or all, with the reference's, over their common items.
 
     Pairs by name, or by order if the names differ and the numbers agree. The second list says why other outputs cannot
-    be compared, such as a shape that depends on values.
+    be compared, such as a shape that depends on values. A complex number is a pair on the last axis, as in graphs.
 
     Raises ValueError if the numbers of outputs or the shapes of items differ.
     """
+    ours, reference = ours.in_reals(), reference.in_reals()
     arrays, names, pairs, problems = ours.arrays, list(reference.arrays), list[Pair](), list[str]()
     # An exporter renames an output that shares an input's name.
     if set(arrays) != set(names) and len(arrays) == len(names):

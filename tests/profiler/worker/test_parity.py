@@ -91,6 +91,17 @@ def test_outputs_go_by_name_or_order_and_others_are_told(
         assert ([pair.name for pair in both], others) == (names, apart)
 
 
+def test_a_complex_number_is_a_pair_on_the_last_axis() -> None:
+    numbers = (ROWS + 1j * ROWS[::-1]).astype(np.complex64)
+    reference = one_run({"y": numbers}, 8)
+    for ours in (numbers, np.stack([ROWS, ROWS[::-1]], axis=-1), numbers[:2]):
+        ((pair,), problems) = align(one_run({"y": ours}, len(ours)), reference, [])
+        np.testing.assert_array_equal(pair.ours, pair.truth)
+        assert (pair.by_item, pair.ours.shape, problems) == (True, (len(ours), *ROWS.shape[1:], 2), [])
+    ((pair,), _) = align(one_run({"y": numbers.conj()}, 8), reference, [])
+    assert compare(pair).error > 1
+
+
 def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path: Path) -> None:
     """24 items ran 8 at a time; a state has its items second, pairs need the whole batch, a scale has none."""
     rows, state, scale = np.arange(72.0).reshape(24, 3), np.arange(192.0).reshape(2, 32, 3), np.array(2.0)
