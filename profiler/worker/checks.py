@@ -118,11 +118,11 @@ def _check_outputs(
     case, model = task.case, task.prepared
     file = model.reference(case)
     assert file is not None
-    result.drawn = ", ".join(drawn_inputs(model.specs)) or None
     reference, start = parity.Outputs.read(file), perf_counter()
     if reference.unsteady:
         _note_unsteady(session, outputs, reference.unsteady, result)
         return
+    result.drawn = ", ".join(drawn_inputs(model.specs)) or None
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs = [[array.copy() for array in outputs]]  # The next run may overwrite them.
     pairs, problems = _pairs(task, names, runs, reference)

@@ -509,7 +509,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         assert not {"loss_error", "gradient_error"} & result.figures.keys()
         assert result.proof is not None and bool(result.proof.dropout) == ("Drops" in one.id)
     elif "unchecked-outputs" in warned:
-        assert result.figures["rel_l2_error"] is None
+        assert (result.figures["rel_l2_error"], result.drawn) == (None, None), "real inputs would not help"
     elif one.pass_ == "inference":
         assert result.figures["rel_l2_error"] < (1e-2 if one.precision == "bf16" else 1e-5)
         assert result.proof is not None and ("unproven" in warned) == (not result.proof.compute_types)
