@@ -123,9 +123,10 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
     try:
         array = np.load(path)
         items = tuple(size for axis, size in enumerate(array.shape) if axis != spec.batch_axis)
+        is_empty = 0 in (size for axis, size in enumerate(array.shape) if axis == spec.batch_axis)
     except Exception as error:  # The file may hold anything.
         raise source.error(f"input {spec.name!r}: {path} holds no array ({error}); save it by numpy.save") from None
-    if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
+    if items != tuple(size for size in spec.shape if size != BATCH) or is_empty:
         raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
     axis = spec.fixed_axis if spec.batch_axis is None else spec.batch_axis
     return replace(spec, data=_store(items_first(array, axis)))
@@ -292,7 +293,7 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
             values = values if values.shape[axis] == size else values.take(np.arange(size) % values.shape[axis], axis)
         return np.array(values, dtype)
     if spec.is_mask:
-        return np.array(np.arange(shape[-1]) < generator.integers(1, shape[-1] + 1), dtype)
+        return np.array(np.arange(shape[-1]) < generator.integers(1, max(shape[-1], 1) + 1), dtype)
     if spec.range is not None and dtype.kind in "iu":
         first, last = map(math.ceil, spec.range)
         return generator.integers(first, max(last, first + 1), size=shape).astype(dtype)
@@ -377,11 +378,14 @@ def _free(shapes: Mapping[str, Sequence[int | str]], batch: Collection[str]) -> 
 
 
 def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
-    """Return sizes and symbols of a graph's inputs, by name; a dimension without either is called "input[axis]"."""
+    """Return sizes and symbols of a graph's inputs, by name; a dimension without either is called "input[axis]".
+
+    A size of 0 is an empty cache's, except in front, where converters write it for an unknown batch.
+    """
     return {
         value.name: [
             int(dim.dim_value)
-            if dim.dim_value > 0
+            if dim.HasField("dim_value") and dim.dim_value >= (0 if axis else 1)
             else (f"{value.name}[{axis}]" if dim.dim_param.strip() in _UNNAMED else dim.dim_param)
             for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         ]

@@ -111,7 +111,9 @@ def _filter(data: Any, info: ValidationInfo) -> Filter:
 _Some = Field(min_length=1)
 BatchSizes = Annotated[list[Count], _Some]
 Number = Annotated[float, Field(ge=-(2.0**63), le=2.0**63)]
-Shapes = dict[str, BatchSizes]
+Size = Annotated[int, Field(ge=0, le=LARGEST)]
+"""A dimension's; a cache may be empty."""
+Shapes = dict[str, Annotated[list[Size], _Some]]
 """Measured sizes by named dimension."""
 Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
 Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
@@ -168,7 +170,7 @@ class ModelEntry(_Strict):
     inputs: dict[str, GraphInput] = {}
     outputs: list[str] = []
     """Names of the compared outputs; training uses the first."""
-    dimensions: dict[str, Count] = {}
+    dimensions: dict[str, Size] = {}
     batch: dict[str, Annotated[int, Field(ge=0)] | None] = {}
     """Axis of the items by input, if not the first; null for an input that all items share."""
     shapes: Shapes | None = None

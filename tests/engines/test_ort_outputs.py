@@ -100,6 +100,19 @@ def test_an_output_without_elements_is_an_output(tmp_path: Path) -> None:
     assert (y.shape, z.shape, names) == ((2, 4), (0, 2), ["y", "z"])
 
 
+@pytest.mark.parametrize("size", ["0", "past"])
+def test_a_cache_may_be_empty(tmp_path: Path, size: str) -> None:
+    graph = f"g (float[n, 3, 4] x, float[n, {size}, 4] c) => (float[n, t, 4] y) {{ y = Concat <axis = 1> (c, x) }}"
+    write_text(tmp_path / "g.onnx", graph)
+    source = ModelSource("net", onnx=tmp_path / "g.onnx", dimensions={} if size == "0" else {size: 0})
+    inputs = tuple(seeded_inputs(input_specs(source), 2))
+    job = Job(source, "inference", "fp32", 2, "cpu", OrtOptions(), inputs, onnx=source.onnx, engine="ort")
+    session = open_session(job)
+    session.feed(inputs)
+    session.run(ignore)
+    np.testing.assert_array_equal(session.outputs()[0], inputs[0])
+
+
 def test_an_input_that_the_graph_returns_has_its_values(tmp_path: Path) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", [x], [y, x])

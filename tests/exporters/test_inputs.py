@@ -131,6 +131,24 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
     assert [spec.shape for spec in anonymous] == [("batch", 3), ("batch", 4)]
 
 
+def test_a_cache_may_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    theirs = replace(save(tmp_path / "c.onnx", [0, 0, 4], ["batch", "past", 4]), dimensions={"past": 0})
+    specs = input_specs(theirs)
+    assert [spec.shape for spec in specs] == [("batch", 0, 4), ("batch", 0, 4)], "a 0 in front is no size"
+    assert [array.shape for array in seeded_inputs(specs, 3)] == [(3, 0, 4), (3, 0, 4)]
+    (mask,) = seeded_inputs([TensorSpec("mask", ("batch", 0), "int64", is_mask=True)], 3)
+    assert mask.shape == (3, 0)
+    for items in (2, 0):
+        np.save(tmp_path / "in1.npy", np.empty((items, 0, 4), np.float32))
+        given = replace(theirs, inputs={"in1": tmp_path / "in1.npy"})
+        if items:
+            assert seeded_inputs(input_specs(given), 3)[1].shape == (3, 0, 4)
+        else:
+            with pytest.raises(ModelError, match=r"does not fit the array of shape \(0, 0, 4\)"):
+                input_specs(given)
+
+
 @pytest.mark.parametrize(
     ("shapes", "batch", "more", "expected"),
     [

@@ -222,6 +222,15 @@ def test_a_word_is_a_network_a_librarys_model_or_a_file(write: Write, tmp_path: 
     assert [has_own_weights(each) for each in sources] == [False, False, False, True, True, False, False]
 
 
+def test_a_dimension_may_be_empty(write: Write) -> None:
+    config = load_config(
+        write(models("{name: x, onnx: there.onnx, dimensions: {past: 0}}") + "shapes: {cache: [0, 8]}\n")
+    )
+    assert (config.models[0].source().dimensions, config.shapes) == ({"past": 0}, {"cache": [0, 8]})
+    with pytest.raises(ConfigError, match=r"shapes\.cache\[0\]: .*greater than or equal to 0.* got -1"):
+        load_config(write(models("resnet18") + "shapes: {cache: [-1]}\n"))
+
+
 def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(write: Write, tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "results")
     (run.path / "model").mkdir()

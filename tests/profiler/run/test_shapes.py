@@ -116,8 +116,8 @@ def test_a_resnet_takes_other_images():
     assert input_specs(make_plan(config, "cpu")[0].source)[0].at(1) == (1, 3, 64, 96)
 
 
-@pytest.mark.parametrize("shapes", [{"sequence": [0]}, {"sequence": []}, {"sequence": "8"}])
-def test_a_size_without_positive_numbers_is_refused(shapes: dict[str, Any]):
+@pytest.mark.parametrize("shapes", [{"sequence": [-1]}, {"sequence": []}, {"sequence": "8"}])
+def test_sizes_are_a_list_of_numbers_from_0_on(shapes: dict[str, Any]):
     with pytest.raises(ConfigError, match=r"sequence"):
         job(TEXT, shapes=shapes)
 
