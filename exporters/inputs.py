@@ -409,7 +409,9 @@ def dimensions_of(source: ModelSource) -> list[str]:
 def why_fixed(source: ModelSource) -> str:
     """Say why no dimension of the model can have another size."""
     mend = (
-        f"export {source.onnx.name} with free dimensions" if source.onnx else "return dynamic_shapes from its factory"
+        f"export {source.onnx.name} with free dimensions"
+        if source.onnx
+        else 'return dynamic_shapes from its factory, such as (model, inputs, {"x": {1: "length"}})'
     )
     if source.catalog_name:
         mend = "its fully connected layers take images of one size"

@@ -416,5 +416,6 @@ def _no_reference(
     if isinstance(model, nn.Module) and items not in (None, batch):
         with contextlib.suppress(Exception), torch.inference_mode():
             call(model, specs, [torch.from_numpy(array) for array in seeded_inputs(specs, items)])
-            why += f"; it runs at its example's batch: --batch {items}"
+            other_axis = " (or --batch-axis NAME=AXIS for an input of another batch axis)" * (len(specs) > 1)
+            why += f"; it runs at its example's batch: --batch {items}{other_axis}"
     return source.error(f"its reference outputs cannot be made: {why}")

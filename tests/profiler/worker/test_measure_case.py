@@ -531,7 +531,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         (trained(SPARSE, input_gradient=True), "input_gradient: the model has no input of floats"),
         *[(trained(SPARSE, each), "takes no sparse gradients, which table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
-        (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30$"),
+        (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30 .or --batch-axis NAME=AXIS"),
         (case(source("exits")), "raised SystemExit: no license"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
