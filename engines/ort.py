@@ -397,7 +397,9 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
         "dimensions": symbol_sizes(job),
     }
     copy_run("run_ort.py", folder)
-    return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.", _USAGE)
+    copied = copy_graph(job, folder)
+    outputs = list(dict.fromkeys(copied["outputs"]))  # A binding has each name once.
+    return Deployed({**copied, "outputs": outputs, "settings": settings}, "model.onnx is the model.", _USAGE)
 
 
 def _arena_bytes(start: int, end: int) -> int | None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import engines
 from engines.base import Job, Unsupported, ignore
 from engines.options import OpenVinoOptions, OrtOptions
-from engines.ort import OrtSession, open_session
+from engines.ort import OrtSession, deploy, open_session
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_files import check_onnx
 from exporters.source import ModelError, ModelSource
@@ -78,6 +78,9 @@ def test_an_output_that_a_file_lists_twice_is_one(tmp_path: Path) -> None:
     write_text(tmp_path / "g.onnx", "g (float[n, 4] x) => (float[n, 4] y, float[n, 4] y) { y = Abs (x) }")
     found, names, _ = run(tmp_path / "g.onnx")
     assert ([array.shape for array in found], names) == ([(2, 4)], ["y"])
+    session = opened(tmp_path / "g.onnx")
+    (tmp_path / "out").mkdir()
+    assert deploy(session.job, tmp_path / "out", None).config["outputs"] == ["y"]
 
 
 @pytest.mark.parametrize("kind", ["int16", "uint16", "uint32", "uint64"])
