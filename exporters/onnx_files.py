@@ -65,7 +65,14 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
     """Return the inputs of a file's graph. Raises ModelError for an unreadable file."""
-    return graph_inputs(read_onnx(path).graph)
+    inputs = graph_inputs(read_onnx(path).graph)
+    names = [
+        name for value in inputs for name in (value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
+    ]
+    # protobuf gives what is no UTF-8 as bytes.
+    if damaged := [name for name in names if not isinstance(name, str)]:
+        raise ModelError(f"{path}: an input's or a dimension's name is no text ({damaged[0]!r}): the file is damaged")
+    return inputs
 
 
 def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from exporters.inputs import (
     input_specs,
     seeded_inputs,
 )
+from exporters.onnx_files import file_inputs
 from exporters.source import ModelError, ModelSource
 
 SPECS = [
@@ -236,3 +237,13 @@ def test_items_are_the_same_in_every_batch_size() -> None:
     assert [str(array.dtype) for array in large] == [spec.dtype for spec in SPECS]
     half = seeded_inputs([replace(SPECS[0], dtype="float16")], 2)
     np.testing.assert_array_equal(half[0], small[0].astype(np.float16))
+
+
+@pytest.mark.parametrize("name", [b"batch", b"x"])
+def test_a_name_that_is_no_text_is_a_damaged_file(tmp_path: Path, name: bytes) -> None:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    text = helper.make_model(graph).SerializeToString()
+    (tmp_path / "damaged.onnx").write_bytes(text.replace(name, b"\xd1" * len(name)))
+    with pytest.raises(ModelError, match=r"name is no text .*: the file is damaged"):
+        file_inputs(tmp_path / "damaged.onnx")
