@@ -134,7 +134,7 @@ def chain(error: BaseException | None, hidden: bool = False) -> list[BaseExcepti
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return the error's chain without failed searches for a module's name, in which torch.fx handles the cause."""
+    """Return the error's chain without torch.fx's searches for a module's name, which fail beside the cause."""
     errors = chain(error)
     ends = [traceback.extract_tb(link.__traceback__)[-1:] for link in errors]
     causes = [link for link, end in zip(errors, ends, strict=True) if not end or end[0].name != "path_of_module"]

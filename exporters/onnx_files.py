@@ -69,7 +69,7 @@ def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
     names = [
         name for value in inputs for name in (value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
     ]
-    # protobuf gives what is no UTF-8 as bytes.
+    # protobuf returns bytes for text that is not UTF-8.
     if damaged := [name for name in names if not isinstance(name, str)]:
         raise ModelError(f"{path}: an input's or a dimension's name is no text ({damaged[0]!r}): the file is damaged")
     return inputs

@@ -382,7 +382,7 @@ def _evaluated(
 def _in_float64(
     source: ModelSource, specs: Sequence[TensorSpec], alone: parity.Outputs, item: int
 ) -> parity.Outputs | None:
-    """Return an item's outputs alone in float64, like those of its batch; None where that fails."""
+    """Evaluate one item alone in float64, like its batch; return None if that fails."""
     assert source.onnx is not None, "only graphs are evaluated"
     names, first = list(alone.arrays), [runs[0] for runs in alone.arrays.values()]
     feeds = dict(zip((spec.name for spec in specs), seeded_inputs(specs, 1, first=item), strict=True))
