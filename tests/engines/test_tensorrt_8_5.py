@@ -17,6 +17,7 @@ from engines.trt_build import open_with_plugins
 from engines.trt_releases import auxiliary_streams, configure, create_context, give_scratch, is_weakly_typed, product
 from profiler.machine.nvml import visible_gpus
 
+pytestmark = pytest.mark.slow
 tensorrt: Any = pytest.importorskip("tensorrt")
 if not tensorrt.__version__.startswith("8.5"):
     pytest.skip(f"TensorRT is {tensorrt.__version__}", allow_module_level=True)
