@@ -37,6 +37,7 @@ class Phase(StrEnum):
     MEASURE = "measure"
     ENERGY = "energy"
     CHECK = "check"
+    EVALUATE = "evaluate"
     PROFILE = "profile"
     SERVE = "serve"
     END = "end"

@@ -36,7 +36,7 @@ _UNNAMED = ("", "?", "-1", "None", "none", "unk", "unknown")
 Value = TypeVar("Value")
 
 
-def _store(array: NDArray[Any]) -> str:
+def store(array: NDArray[Any]) -> str:
     """Put real values into the cache, since specs travel with every case; return their sha256."""
     file = io.BytesIO()
     np.save(file, array)
@@ -46,8 +46,9 @@ def _store(array: NDArray[Any]) -> str:
 
 
 @lru_cache(maxsize=16)
-def _values(key: str) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(Cache().root / "inputs" / f"{key}.npy")
+def stored(key: str) -> NDArray[Any]:
+    """Map an array of `store` from the disk."""
+    array: NDArray[Any] = np.load(Cache().root / "inputs" / f"{key}.npy", mmap_mode="r")
     return array
 
 
@@ -97,7 +98,7 @@ def _of_examples(source: ModelSource) -> DeclaredInputs:
         axis_names = example.axes if axis is None else {**example.axes, axis: BATCH}
         shape = tuple(axis_names.get(number, size) for number, size in enumerate(array.shape))
         sizes |= {name: array.shape[number] for number, name in example.axes.items()}
-        data = _store(items_first(array, axis))
+        data = store(items_first(array, axis))
         specs.append(TensorSpec(example.name, shape, str(array.dtype), example.place, data=data, fixed_axis=axis))
     return DeclaredInputs(tuple(specs), sizes)
 
@@ -129,7 +130,7 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
     if items != tuple(size for size in spec.shape if size != BATCH) or is_empty:
         raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
     axis = spec.fixed_axis if spec.batch_axis is None else spec.batch_axis
-    return replace(spec, data=_store(items_first(array, axis)))
+    return replace(spec, data=store(items_first(array, axis)))
 
 
 def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
@@ -140,7 +141,7 @@ def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
 def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> None:
     """Raise ModelError for integer inputs of an ONNX file without values in the job."""
     open_specs = [s for s in specs if s.dtype.startswith(("int", "uint")) and s.name not in source.inputs]
-    if not open_specs:
+    if source.data or not open_specs:
         return
     assert source.onnx is not None, "only a file leaves values open"
     graph = read_onnx(source.onnx).graph
@@ -278,7 +279,7 @@ def distinct_items(specs: Sequence[TensorSpec]) -> int | None:
     for spec in (spec for spec, axis in zip(specs, item_axes(specs), strict=True) if axis is not None):
         if not spec.data:
             return None
-        array = _values(spec.data)
+        array = stored(spec.data)
         counts.append(len(array) if array.ndim == len(spec.shape) else 1)
     return max(counts)
 
@@ -287,7 +288,7 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
     """Draw an item of the model's `index`th input; `shape` is without the batch."""
     dtype, generator = numpy_dtype(spec.dtype), np.random.default_rng([SEED, index, item])
     if spec.data:
-        array = _values(spec.data)
+        array = stored(spec.data)
         values = array[item % len(array)] if array.ndim > len(shape) else array
         for axis, size in enumerate(shape):  # At other sizes of a named axis repeat or cut the values.
             values = values if values.shape[axis] == size else values.take(np.arange(size) % values.shape[axis], axis)

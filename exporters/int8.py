@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.inputs import fixed_batch, input_specs, items_first, seeded_inputs
+from exporters.dataset import evaluated
+from exporters.inputs import distinct_items, fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
 from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx
 from exporters.source import ModelError, ModelSource, TensorSpec, digest
@@ -77,16 +78,18 @@ SEEDED_ITEMS = 8
 def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     """Quantize the model: symmetric, weights per channel, activations per tensor, with input and output in float32.
 
-    An activation's range is its smallest and largest value over `source.calibration`, else over SEEDED_ITEMS seeded
-    items. `graph` is one of PLACEMENTS. Raises ModelError for the model or its calibration data.
+    An activation's range is its smallest and largest value over `source.calibration`, else over items of `source.data`
+    that are not evaluated, else over SEEDED_ITEMS seeded items. `graph` is one of PLACEMENTS. Raises ModelError for the
+    model or its calibration data.
     """
     source, placement = identified(source), PLACEMENTS[graph]
     specs = input_specs(source)
     files = [] if source.calibration is None else calibration_files(source.calibration, specs)
-    data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py")]
+    data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py", "dataset.py")]
+    items = _drawn_items(source, specs)
 
     def write(fp32: Path, path: Path) -> None:
-        write_quantized(source, fp32, feeds(files, named(source, fp32, specs)), placement, path)
+        write_quantized(source, fp32, feeds(files, named(source, fp32, specs), items), placement, path)
 
     way = f"quantized by ONNX Runtime{placement.suffix}"
     return _cached(source, cache, ["int8", asdict(placement), data], way, write)
@@ -179,17 +182,32 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
     return batch
 
 
-def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield batches of one item, by input, so that calibration needs little memory."""
+def _drawn_items(source: ModelSource, specs: Sequence[TensorSpec]) -> Sequence[int]:
+    """Return the first item of each calibrating batch if there are no files, apart from evaluated items of the data.
+
+    Raises ModelError if there are too few.
+    """
+    fixed, total = fixed_batch(specs), distinct_items(specs)
+    if source.data is None or total is None or source.calibration is not None:
+        return range(SEEDED_ITEMS if fixed is None else 1)
+    size = fixed or 1
+    items = range(evaluated(total), total - size + 1, size)
+    if not items:
+        raise source.error(f"int8 calibrates on a tenth of the data: give at least {10 * size} items, or calibration")
+    return items
+
+
+def feeds(files: list[Path], specs: Sequence[TensorSpec], items: Sequence[int]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield batches of one item, by input, so that calibration needs little memory; `items` count without files."""
     for file in files:
         for item in opened(file, specs[0]):
             if not np.isfinite(item).all():
                 raise ModelError(f"calibration {file}: it holds NaN or infinity, so it has no range")
             yield {specs[0].name: np.expand_dims(np.ascontiguousarray(item), specs[0].batch_axis or 0)}
     if not files:
-        fixed = fixed_batch(specs)
-        for item in range(SEEDED_ITEMS if fixed is None else 1):
-            yield dict(zip((spec.name for spec in specs), seeded_inputs(specs, fixed or 1, first=item), strict=True))
+        size = fixed_batch(specs) or 1
+        for item in items:
+            yield dict(zip((spec.name for spec in specs), seeded_inputs(specs, size, first=item), strict=True))
 
 
 def write_quantized(

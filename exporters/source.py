@@ -140,7 +140,11 @@ class ModelSource:
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the architecture or of the factory."""
     calibration: Path | None = None
-    """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
+    """A folder of .npy files with inputs, for int8's ranges; None means items of `data`, or seeded inputs."""
+    data: str | None = None
+    """The user's items: a .npz file, a folder of images, or "package.module:function"."""
+    metric: str | None = None
+    """Score of the outputs: a word of METRICS (profiler/worker/accuracy.py), or "package.module:function"."""
     layer: Conv2d | None = None
     network: str | None = None
     """The canonical network's name in the catalog, if `name` is another."""
@@ -148,6 +152,8 @@ class ModelSource:
     """The model's identity, computed once: every stage of a run then uses the same key."""
     specs: tuple[TensorSpec, ...] | None = field(default=None, compare=False, repr=False)
     """The inputs, computed once."""
+    labels: str = field(default="", compare=False)
+    """Key of the data's labels in the cache, computed with the inputs."""
 
     @property
     def kind(self) -> Kind:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
+from exporters.dataset import with_dataset
 from exporters.inputs import input_specs
 from exporters.libraries import LIBRARIES, files_of, folder_of
 from exporters.onnx_files import graph_files
@@ -33,8 +34,18 @@ def source_key(source: ModelSource) -> str:
 
 def identified(source: ModelSource) -> ModelSource:
     """Return the source with its identity and inputs, computed once. Raises ModelError."""
-    source = replace(source, specs=tuple(input_specs(source)))
+    source = with_inputs(source)
     return replace(source, identity=identify(source))
+
+
+def with_inputs(source: ModelSource) -> ModelSource:
+    """Return the source with its inputs, of the user's data if there are any, computed once. Raises ModelError."""
+    if source.specs is not None:
+        return source
+    specs, labels = tuple(input_specs(source)), ""
+    if source.data:
+        specs, labels = with_dataset(source, specs)
+    return replace(source, specs=specs, labels=labels)
 
 
 def identify(source: ModelSource) -> Identity:
@@ -57,7 +68,11 @@ def static_parts(source: ModelSource) -> dict[str, Any]:
     """Return the parts of the identity that do not need the model itself."""
     # Texts, since JSON has neither sets nor numbers as keys; pprint sorts a set only if it is wider than a line.
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
-    parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
+    parts: dict[str, Any] = {
+        "kind": source.kind,
+        "options": options,
+        "inputs": repr(list(with_inputs(source).specs or ())),
+    }
     if source.graphs:
         parts["graphs"] = {precision: _file_hashes(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:

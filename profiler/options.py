@@ -70,6 +70,14 @@ class Run:
         "An .onnx file's input, or a factory's, whose batch is not the first axis: state=1, mask=none; may be repeated",
         metavar="NAME=AXIS",
     )
+    data: str | None = _option(
+        "With a model: items to measure and score: FILE.npz with an array for each input and labels, a folder of "
+        "images with a folder a class, or package.module:function, which yields (inputs, labels)"
+    )
+    metric: str | None = _option(
+        "With --data: top1, relative-error, or package.module:function of outputs and labels, which returns an item's "
+        "score, from 0 to 1, for each"
+    )
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _only()
@@ -79,6 +87,7 @@ class Run:
     max_latency_ms: list[str] = _several(
         "Limit of the deployed model's latency: 2 (the median) or p99=2, which also takes enough samples"
     )
+    max_accuracy_loss: list[str] = _several("Limit of the deployed model's loss of accuracy on --data, such as 0.5%")
     replicates: int | None = _option(
         "Processes of each case, in place of the file's; with --resume, up to this many", min=1, max=100, metavar="N"
     )
@@ -152,6 +161,9 @@ class Recommend:
     min_throughput: list[str] = _several("Minimum throughput (items/s)")
     max_memory_mib: list[str] = _several("Maximum peak memory (MiB)")
     max_error: list[str] = _several("Maximum error bound, by default 0.01 (training: gradient_error, by default none)")
+    max_accuracy_loss: list[str] = _several(
+        "Maximum loss of accuracy on the runs' --data, such as 0.5%: the end of its 95 % interval"
+    )
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
     )
@@ -178,7 +190,7 @@ class Compare:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Query the tables results, cells, samples, layers and environments of runs by SQL.
+    """Query the tables results, cells, samples, layers, scores and environments of runs by SQL.
 
     For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
     """

@@ -48,13 +48,13 @@ def execute(options: Options, console: Console) -> int:
 
 
 def query(runs: Runs, sql: str) -> pl.DataFrame:
-    """Return the rows that `sql` selects from the tables results, cells, samples, layers and environments.
+    """Return the rows that `sql` selects from the tables results, cells, samples, layers, scores and environments.
 
     `environments` has one row per fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". The query
     is trusted: Polars' file functions, such as read_csv, can read the user's files. Raises ConfigError for an invalid
     query, and for a missing table or column.
     """
-    tables = {"results": runs.results, "samples": runs.samples, "layers": runs.layers}
+    tables = {"results": runs.results, "samples": runs.samples, "layers": runs.layers, "scores": runs.scores}
     tables["environments"] = _environments(runs.environments)
     is_asked = re.search(r"\bcells\b", sql, re.IGNORECASE)
     tables["cells"] = cells(runs.results).lazy() if is_asked else pl.LazyFrame(schema={"run_id": pl.String, **CELLS})

@@ -106,7 +106,8 @@ class Case:
         engine = ENGINES[self.engine]
         if engine.needs == "torch" or engine.int8_graph == "int8-dynamic":  # Every call derives its ranges.
             return False
-        return self.source.calibration is not None or "int8" in self.source.graphs
+        source = self.source
+        return source.calibration is not None or source.data is not None or "int8" in source.graphs
 
 
 def _word(value: Any) -> str:

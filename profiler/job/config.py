@@ -26,7 +26,9 @@ from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import DEVICES, HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
 from exporters import named_files
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
+from exporters.dataset import is_function
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
+from exporters.metrics import METRICS
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Filter, nearest_engine, read_option
@@ -74,6 +76,22 @@ def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
 def _is_factory(name: str) -> bool:
     module, _, function = name.partition(":")
     return bool(module and function) and ":" not in function and not module.endswith(".py")
+
+
+def _is_metric(word: str) -> bool:
+    return word in METRICS or _is_factory(word)
+
+
+def _data(word: str, info: ValidationInfo) -> str:
+    """Check the name of a function, or make a path absolute."""
+    if is_function(word):
+        if not _is_factory(word):
+            raise mistake(f"'{word}' is not of the form package.module:function, without .py")
+        return word
+    path = _below_yaml(_folder_of_yaml(info) / word, info)
+    if not (path.is_dir() or (path.suffix == ".npz" and named_files.is_file(path))):
+        raise mistake(f"there is no folder or .npz file {path}; or give package.module:function")
+    return str(path)
 
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
@@ -125,6 +143,8 @@ File = Annotated[BelowYaml, _must(named_files.is_file, "there is no file {}; pat
 Arrays = Annotated[
     BelowYaml, _must(lambda path: named_files.exists(path) and any(path.glob("*.npy")), "there are no .npy files in {}")
 ]
+Data = Annotated[str, AfterValidator(_data)]
+Metric = Annotated[str, _must(_is_metric, f"'{{}}' is no metric; valid: {', '.join(METRICS)}, package.module:function")]
 Factory = Annotated[str, _must(_is_factory, "'{}' is not of the form package.module:function, without .py, or hf:NAME")]
 Folder = Annotated[BelowYaml, AfterValidator(lambda path: Path(os.path.realpath(path)))]
 
@@ -177,6 +197,10 @@ class ModelEntry(_Strict):
     options: dict[str, Any] = {}
     calibration: Arrays | None = None
     """A folder of .npy files; int8 takes its ranges from these inputs."""
+    data: Data | None = None
+    """The user's items: a .npz file, a folder of images, or a function that yields (inputs, labels)."""
+    metric: Metric | None = None
+    """The score of outputs by labels: a word, or a function."""
     batch_sizes: BatchSizes | None = None
 
     @model_validator(mode="before")

@@ -24,6 +24,7 @@ _STATED = (
     *("name", "engine", "variant", "precision", "calibrated", "batch_size", "setting", "machine", "device", "gpu"),
     *(*names(Group.VERSIONS), "run_ids", "case_ids", "processes", "failures"),
     *(name for figure in _FIGURES for name in (figure, *(ends_of(figure) if figure in WITH_ENDS else ()))),
+    *("accuracy", "accuracy_items", "accuracy_loss", *ends_of("accuracy_loss")),
     *("factor_low", "factor_high", "base", "verdict", "footnotes"),
 )
 """Columns of a cell in an answer."""

@@ -22,9 +22,9 @@ from engines.deployment import Deployed, save_examples
 from engines.options import PRECISION_TABLE, Device
 from exporters import named_files
 from exporters.cache import Cache, default_root
-from exporters.inputs import TensorSpec, at_shape, input_specs, padding
+from exporters.inputs import TensorSpec, at_shape, padding
 from exporters.source import ModelError, ModelSource
-from exporters.weights import cached_state, has_own_weights, identified
+from exporters.weights import cached_state, has_own_weights, identified, with_inputs
 from exporters.whole_file import scratch_beside
 from profiler.commands.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
@@ -133,7 +133,7 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     options = ENGINES[case.engine].options(**case.options)
     job = Job(case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=onnx)
     deployed = engines.deploy(case.engine, job, folder, built)
-    specs = input_specs(case.source)
+    specs = with_inputs(case.source).specs or ()
     expected: dict[str, Array] = {}
     with contextlib.suppress(ModelError, Unsupported):  # The row's outputs were not checked either.
         expected, axes = _expected(case, specs, deployed.config.get("outputs"))

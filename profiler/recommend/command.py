@@ -33,7 +33,7 @@ from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import Reason, amount, bound, noun
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, meaning
 from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
@@ -196,7 +196,9 @@ def read_limits(options: Options | Run) -> tuple[Limit, ...]:
         for word in getattr(options, option.removeprefix("--").replace("-", "_"), ()):
             percentile, _, number = word.rpartition("=")
             try:
-                value = float(number) if percentile in by_prefix else math.nan
+                in_percent = number.endswith("%") and FIGURES[by_prefix[""]].unit == "points"
+                number = number.removesuffix("%") if in_percent else number
+                value = float(number) / (100 if in_percent else 1) if percentile in by_prefix else math.nan
             except ValueError:
                 value = math.nan
             if not 0 < value < math.inf:
@@ -351,6 +353,9 @@ def kept_out(choice: Choice) -> str:
             allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
             place = f" (largest in {cell['worst']})" if cell["worst"] else ""
             why = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
+            if cell["accuracy_loss"] is not None:
+                loss = f"accuracy loss {amount('accuracy_loss', *_ends(cell, 'accuracy_loss'))}"
+                return f"{why}: {cell['name']}, {figure}, {loss}; --max-accuracy-loss judges it by your data"
             return f"{why}: {cell['name']}, {figure}; --max-error {allowed} admits it"
     return ""
 
@@ -363,7 +368,8 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
     """Format the winner's figures: objective, latency and factor, limits, error, memory, start."""
     limited = [limit.figure for limit in choice.limits]
     parts = []
-    for name in dict.fromkeys([choice.figure, "latency_ms", *limited, "error", "peak_memory_mib", "start_s"]):
+    figures = [choice.figure, "latency_ms", *limited, "accuracy_loss", "error", "peak_memory_mib", "start_s"]
+    for name in dict.fromkeys(figures):
         if cell[name] is None:
             continue
         text = amount(name, *_ends(cell, name))
@@ -383,7 +389,7 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
 
 
 def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
-    low, high = (cell[end] for end in ends_of(name)) if name in WITH_ENDS else (None, None)
+    low, high = (cell[end] for end in ends_of(name)) if name in RANGED else (None, None)
     return cell[name], low, high
 
 

@@ -44,6 +44,8 @@ _USABLE = pl.col("usable")
 _COUNTS = pl.col("counts")
 """True for processes that give a cell's figures: the confirming ones if there are any, since luck helped to choose the
 earlier ones."""
+_OF_ONE = ("accuracy", "accuracy_items", "accuracy_loss", *ends_of("accuracy_loss"))
+"""Figures of a cell's first process alone, whether it counts or not."""
 _LIBRARIES = {engine.version.column for engine in ENGINES.values() if engine.version}
 _NOT_OF_BASES = {"options", "calibrated", "python", *_LIBRARIES} - {"torch_version"}
 """Columns of `by` that may differ between a configuration and its base, which is PyTorch's."""
@@ -198,6 +200,8 @@ def _derived() -> dict[str, pl.Expr]:
 def _merged(name: str) -> pl.Expr:
     column, dtype = pl.col(name), CELLS[name]
     counted = column.filter(_COUNTS)
+    if name in _OF_ONE:
+        return column.drop_nulls().first()
     if name in ("samples", "error_items"):
         return counted.sum()
     if name == "throttled":

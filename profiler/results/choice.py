@@ -1,9 +1,9 @@
 """Choose among cells, by one rule for terminal, report and recommend.
 
 The best by the objective wins among the cells that meet every limit. By default inference has an error limit of 1e-2,
-and 8 bits need calibration data. A cell ties with the best if it is within 25 % and not proven worse. Among ties within
-5 % that no cell is proven to beat, the soonest start wins; among starts within a second, the most exact precision, and
-then the least memory.
+and 8 bits need calibration data; a limit of the accuracy loss replaces both. A cell ties with the best if it is within
+25 % and not proven worse. Among ties within 5 % that no cell is proven to beat, the soonest start wins; among starts
+within a second, the most exact precision, and then the least memory.
 
 The best is no winner yet if only bases were measured, if most cells ran beside other work, if it has no interval, or if
 the intervals leave open whether the base is better.
@@ -23,9 +23,10 @@ from engines.options import EIGHT_BITS, PRECISION_TABLE
 from profiler.results.cells import FAULTS, GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, HOST_BOUND
 from profiler.stats.intervals import Verdict, margin, verdict
+from profiler.stats.paired import items_needed
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import is_busy
 
@@ -72,8 +73,8 @@ class Limit:
         return self.value / value - 1 if self.figure in HIGHER else value / self.value - 1
 
     def measured(self, cell: Row) -> float | None:
-        """Return the figure that the limit applies to: for an error, its bound for a further item."""
-        return cell.get("error_high" if self.figure == "error" else self.figure)
+        """Return the figure that the limit applies to: an error's bound for a further item, a loss's upper end."""
+        return cell.get(f"{self.figure}_high" if self.figure in ("error", "accuracy_loss") else self.figure)
 
     def missed(self, cell: Row) -> Reason | None:
         """Return why the cell misses the limit; None if it meets it."""
@@ -89,7 +90,12 @@ class Limit:
         if self.holds(value):
             return None
         code = "under" if self.figure in HIGHER else "over"
-        low, high = map(cell.get, ends_of(self.figure)) if self.figure in WITH_ENDS else (None, None)
+        low, high = map(cell.get, ends_of(self.figure)) if self.figure in RANGED else (None, None)
+        if self.figure == "accuracy_loss":
+            loss, have = cell[self.figure], None
+            if loss < self.value:
+                code, have = "few-items", items_needed(cell["accuracy_items"], loss, value, self.value)
+            return Reason(code, loss, self.value, low, high, figure=self.figure, have=have)
         place = (cell.get("worst") or "") if self.figure == "error" else ""
         return Reason(code, value, self.value, low, high, figure=self.figure, text=place)
 
@@ -162,7 +168,7 @@ def choose(
     cells: pl.DataFrame, figure: str = "latency_ms", limits: Sequence[Limit] = (), allow_uncalibrated: bool = False
 ) -> Choice:
     """Choose among cells of one model and pass; they may be of several batches and machines."""
-    has_error = any(limit.figure == "error" for limit in limits)
+    has_error = any(limit.figure in ("error", "accuracy_loss") for limit in limits)
     allow_uncalibrated = allow_uncalibrated or has_error
     default = [Limit("error", MAX_ERROR)] if not has_error and "inference" in cells["pass"] else []
     limits = (*limits, *default)

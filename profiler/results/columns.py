@@ -16,7 +16,7 @@ from typing import Any, Literal
 import polars as pl
 
 from exporters.python310 import StrEnum
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.tables.numbers import UNITS, factors, unless_busy
 from profiler.tables.table import Field, figure, words
 
@@ -90,6 +90,7 @@ _of_peak = partial(_mib, part_of="peak_memory_mib")
 _seconds = partial(_figure, unit="s", better="less")
 _error = partial(_figure, unit="error", better="less")
 _spread = partial(_column, unit="share")
+_loss = partial(_column, unit="points", better="less", shown=Shown.TERMINAL)
 
 
 def _each(make: Callable[..., Column], **headings: str) -> tuple[Column, ...]:
@@ -155,6 +156,9 @@ _DECLARED: tuple[Group | Column, ...] = (
     _count("error_items", "Items compared"),
     _error("max_abs_error", "Max. error", shown=Shown.FILES),
     _figure("top1_agreement", "Top-1", unit="share", better="more"),
+    _figure("accuracy", "Accuracy", unit="share", better="more", shown=Shown.TERMINAL, expendable=4),
+    _column("accuracy_items", "Items scored", type=COUNT, shown=Shown.REPORT),
+    _loss("accuracy_loss", "Loss", noun="accuracy loss", limit="--max-accuracy-loss"),
     _error("loss_error", "Loss error"),
     _error("gradient_error", "Gradient error", noun="error", shown=Shown.TERMINAL, expendable=3),
     Group.ROOFLINE,
@@ -195,7 +199,7 @@ def _declared() -> Iterator[Column]:
             group = row
             continue
         yield replace(row, group=group)
-        if row.name in WITH_ENDS:
+        if row.name in RANGED:
             for end, heading in zip(ends_of(row.name), ("95 % from", "to"), strict=True):
                 yield Column(name=end, heading=heading, group=group, unit=row.unit)
 
@@ -225,6 +229,8 @@ RESULTS: Schema = {column.name: column.type for column in COLUMNS.values()}
 """One row per case."""
 SAMPLES: Schema = {"run_id": TEXT, "case_id": TEXT, "clock": TEXT, "index": COUNT, "ms": MEASURE}
 """One row per raw sample, in the order of sampling."""
+SCORES: Schema = {"run_id": TEXT, "case_id": TEXT, "item": COUNT, "score": MEASURE}
+"""One row per evaluated item of a case; `item` is its place in the user's data."""
 LAYERS: Schema = dict.fromkeys(("run_id", "case_id"), TEXT) | {"order": COUNT, "layer": TEXT, "kind": TEXT}
 LAYERS |= {"nodes": pl.List(pl.String()), "ms": MEASURE, "share": MEASURE}
 """One row per layer of a case, in running order; `share` is relative to the sum over the case's layers."""
@@ -279,7 +285,8 @@ def field(name: str, heading: str | None = None, **options: Any) -> Field:
     if not column.type.is_numeric():
         return words(heading, name, **{"expendable": column.expendable, **options})
     unit, format = UNITS[column.unit]
-    return figure(heading, name, **{"format": format, "unit": unit, "expendable": column.expendable, **options})
+    names = (name, *ends_of(name)) if column.unit == "points" and name in RANGED else (name,)
+    return figure(heading, names, **{"format": format, "unit": unit, "expendable": column.expendable, **options})
 
 
 def fields(*groups: Group, shown: Shown) -> list[Field]:
@@ -288,7 +295,7 @@ def fields(*groups: Group, shown: Shown) -> list[Field]:
 
 
 def _unless_busy(plain: Field) -> Field:
-    (name,) = plain.columns
+    name, *_ = plain.columns
     timed = "latency_ms" if name in _BY_LATENCY else name
     if timed not in WITH_ENDS:
         return plain

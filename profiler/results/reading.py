@@ -19,7 +19,7 @@ from exporters.errors import printable
 from profiler.errors import ConfigError, nearest, resuming
 from profiler.job.case import Filter
 from profiler.results.cells import cells as merge
-from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
+from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES, SCORES
 from profiler.results.row import ENVIRONMENT, flat_environment
 from profiler.results.run_folder import RunFolder
 from profiler.results.schema import checked_table
@@ -28,7 +28,7 @@ UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 """Exceptions of polars for a file that it cannot read; damaged bytes make some of its readers panic."""
 _FACTS = ("machine", "device", *ENVIRONMENT)
 """Columns of the results that stand in for missing facts of environment.json."""
-_SCHEMAS = {"results": RESULTS, "samples": SAMPLES, "layers": LAYERS, "largest_batch": LARGEST_BATCH}
+_SCHEMAS = {"results": RESULTS, "samples": SAMPLES, "layers": LAYERS, "largest_batch": LARGEST_BATCH, "scores": SCORES}
 _GIVE = "give a run's folder, such as results/2026…, or a pattern such as 'results/*'"
 
 
@@ -51,6 +51,7 @@ class Runs:
     samples: pl.LazyFrame
     layers: pl.LazyFrame
     largest_batches: pl.LazyFrame
+    scores: pl.LazyFrame
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,7 +95,7 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         name = printable(folder.name if are_names_unique else str(folder))
         runs.append(Run(str(folder), name, run_ids, environment))
         for table, frames in tables.items():
-            if table == "samples":  # They may be too many for the memory.
+            if table in ("samples", "scores"):  # They may be too many for the memory.
                 frame = _scan(folder, table)
             else:
                 frame = (results if table == "results" else _checked(folder, table)).lazy()
@@ -102,8 +103,8 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
     if not runs:
         raise ConfigError(f"{empty[0]}; {_GIVE}")
     notes += empty
-    results_of, samples, layers, tries = map(pl.concat, tables.values())
-    return Runs(tuple(runs), results_of, samples, layers, tries, tuple(map(printable, notes)))
+    results_of, samples, layers, tries, scores = map(pl.concat, tables.values())
+    return Runs(tuple(runs), results_of, samples, layers, tries, scores, tuple(map(printable, notes)))
 
 
 def read_results(folder: Path) -> pl.DataFrame:

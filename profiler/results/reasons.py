@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from profiler.results.columns import FIGURES
-from profiler.results.result import WITH_ENDS
+from profiler.results.result import RANGED
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
@@ -21,6 +21,7 @@ COMPARATIVES = {
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
+    "accuracy_loss": "no accuracy loss: the base and this one need scores on --data",
 }
 
 
@@ -47,12 +48,14 @@ class Reason:
 def amount(figure: str, value: float, *ends: float | None) -> str:
     """Format a figure in its unit, with its range where that is wider than the last digit."""
     unit = FIGURES[figure].unit
+    if unit in ("share", "points"):
+        return numbers.points(value, *_known(figure, ends))
     return numbers.error(value) if unit == "error" else numbers.within(value, *_known(figure, ends), unit=unit)
 
 
 def _known(figure: str, ends: Sequence[float | None]) -> Sequence[float | None]:
     """Return the ends if the figure has an interval."""
-    return ends if figure in WITH_ENDS else ()
+    return ends if figure in RANGED else ()
 
 
 def noun(figure: str) -> str:
@@ -66,6 +69,8 @@ def bound(figure: str, value: float) -> str:
 
 def _given(figure: str, value: float | None) -> str:
     unit = FIGURES[figure].unit
+    if unit == "points":
+        return f"{100 * (value or 0):.10g} %"
     return numbers.error(value or 0) if unit == "error" else f"{value:,.10g} {unit}"
 
 
@@ -90,6 +95,11 @@ def _held(reason: Reason) -> str:
 
 def _missed(reason: Reason) -> str:
     return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
+
+
+def _few_items(reason: Reason) -> str:
+    items = f"about {numbers.count(reason.have or 0)} items would tell"
+    return f"{_held(reason)}, the limit is {_given(reason.figure, reason.limit)}: {items}"
 
 
 def _unknown(reason: Reason) -> str:
@@ -117,6 +127,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "equivalent": lambda reason: f"as good ({_worse(reason)})",
     "over": _missed,
     "under": _missed,
+    "few-items": _few_items,
     "unknown": _unknown,
     "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
     "unmeasured": lambda reason: f"{numbers.counted(int(reason.value or 0), 'case')} did not fit into the time",

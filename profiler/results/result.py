@@ -23,6 +23,8 @@ PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_m
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
 """Figures that have a 95 % interval."""
+RANGED = (*WITH_ENDS, "accuracy_loss")
+"""Figures with columns for the ends of an interval. An accuracy loss may be negative, so its interval is no ratio's."""
 
 
 def ends_of(name: str) -> tuple[str, str]:
@@ -52,6 +54,10 @@ class Result:
     """Figures besides samples and throughput."""
     proof: Proof | None = None
     warnings: list[Warning] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    """Score from 0 to 1 of each evaluated item of the user's data."""
+    scored: list[int] = field(default_factory=list)
+    """Places of these items in the user's data."""
     layers: list[dict[str, Any]] = field(default_factory=list)
     """Rows of layers.parquet with `layer`, `kind`, `nodes` and `ms`, in running order; empty without --profile."""
     phases: dict[str, float] = field(default_factory=dict)
@@ -135,7 +141,7 @@ def set_by_host(call: float | None, gpu: float | None, enqueue: float | None) ->
 class Stage(StrEnum):
     """Progress of a case whose Result a worker reports to be saved; after `COMPLETE` the session only has to close."""
 
-    SAMPLED, FITTED, CHECKED, COMPLETE = "sampled", "fitted", "checked", "complete"
+    SAMPLED, FITTED, VERIFIED, CHECKED, COMPLETE = "sampled", "fitted", "verified", "checked", "complete"
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,8 @@ def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
     """Warn of the part that a process did not finish; return None if the figures are unfinished."""
     if stage is Stage.FITTED and outcome.status == "oom":
         return Warning("unchecked", f"no memory was left for the checks: {outcome.reason}")
+    if stage is Stage.VERIFIED:
+        return Warning("no-accuracy", str(outcome.reason))
     if stage is Stage.CHECKED:
         return Warning("no-layers", str(outcome.reason))
     return Warning("unclosed", str(outcome.reason)) if stage is Stage.COMPLETE else None

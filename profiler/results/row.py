@@ -87,6 +87,8 @@ def _figures(result: Result, batch_size: int, row: Row) -> Row:
             **{f"latency_p{q}_ms": statistics.percentile(samples, q) for q in statistics.PERCENTILE_NEEDS},
             "samples": len(samples),
         }
+    if result.scores:
+        figures |= {"accuracy": sum(result.scores) / len(result.scores), "accuracy_items": len(result.scores)}
     return figures | (_intervals(result, samples, result.latency_ms, batch_size) if result.latency_ms else {})
 
 

@@ -19,6 +19,7 @@ import polars as pl
 from filelock import FileLock, Timeout
 
 from exporters import named_files
+from exporters.dataset import is_function
 from exporters.errors import printable
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, write_whole
@@ -29,8 +30,9 @@ from profiler.job.mistakes import to_yaml
 from profiler.machine.target import host_and_user
 from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
-from profiler.results.columns import FACTOR, LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
+from profiler.results.columns import FACTOR, LAYERS, MEASURE, RESULTS, SAMPLES, SCORES, TEXT, Group, names
 from profiler.results.layers import layer_rows
+from profiler.results.losses import with_losses
 from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, row_of
@@ -231,7 +233,8 @@ class RunFolder:
             row_of(result, case, self.run_id, suite, environment, confirming=case.id not in planned)
             for case, result in done
         ]
-        return done, with_spread(pl.DataFrame(rows, RESULTS), environment.get("spread"))
+        frame = with_losses(pl.DataFrame(rows, RESULTS), {case.id: result.scores for case, result in done})
+        return done, with_spread(frame, environment.get("spread"))
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any], waiting: Iterable[Case] = ()
@@ -246,6 +249,7 @@ class RunFolder:
             "results": results,
             "samples": _samples(self.run_id, [result for _, result in done]),
             "layers": pl.DataFrame(layers, LAYERS),
+            "scores": pl.DataFrame(_scores(self.run_id, [result for _, result in done]), SCORES, orient="row"),
             "largest_batch": self.largest_batches(),
         }
         for name, frame in frames.items():
@@ -283,6 +287,11 @@ def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     ids = {"run_id": run_id, "case_id": result.case_id}
     shares = [layer["ms"] / total if total else 0.0 for layer in result.layers]
     return [{**ids, "order": n, **layer, "share": shares[n]} for n, layer in enumerate(result.layers)]
+
+
+def _scores(run_id: str, results: Iterable[Result]) -> list[tuple[str, str, int, float]]:
+    pairs = ((result.case_id, zip(result.scored, result.scores, strict=True)) for result in results)
+    return [(run_id, case_id, item, score) for case_id, scores in pairs for item, score in scores]
 
 
 def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
@@ -325,6 +334,8 @@ def without_foreign_code(config: Config, folder: Path, option: str, trusted: boo
         return config
     factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
     factories += config.training.losses
+    words = [word for entry in config.models for word in (entry.data, entry.metric) if word]
+    factories += [word for word in words if is_function(word)]
     if named := ", ".join(factories):
         places = ", ".join(map(str, config.import_from))
         advice = "read that code, then add --trust-code"

@@ -21,7 +21,7 @@ from profiler.results.result import Result
 
 _GIVE = "give another run, or remove that file"
 _FINITE = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-_SIGNED = ("MiB", "°C")
+_SIGNED = ("MiB", "°C", "points")
 """Units of figures that may be below 0."""
 _NEEDED = ("run_id", "case_id", "model", "engine", "variant", "pass", "precision", "batch_size", "status")
 """Columns that every row has."""

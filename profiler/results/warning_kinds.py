@@ -46,6 +46,8 @@ _KINDS = (
     WarningKind("no-parity", "outputs whose shape depends on the data or the batch were not compared"),
     WarningKind("kept-float", "some operators of the .onnx file stay float32"),
     WarningKind("static-graph", "the model could be exported for one batch size and shape only"),
+    WarningKind("no-accuracy", "the outputs could not be scored on the given data"),
+    WarningKind("few-items", "only a part of the given data was scored before the timeout"),
     WarningKind("calibration", "int8 was calibrated on seeded data, so its error says nothing"),
     WarningKind("unproven", "the types of convolutions and products could not be seen"),
     WarningKind("mixed-precision", "some convolutions and products were computed in a wider type"),

@@ -159,6 +159,7 @@ def check_options(options: Options) -> None:
         "a job": options.config,
         "--seconds": options.seconds,
         "--max-latency-ms": options.max_latency_ms,
+        "--max-accuracy-loss": options.max_accuracy_loss,
         "--quick": options.quick,
         "--dry-run": options.dry_run,
         "--search": options.search,

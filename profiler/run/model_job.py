@@ -40,6 +40,8 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--engine": ("engine", [("engines",)]),
     "--pass": ("pass_", [("passes",)]),
     "--input": ("inputs", [("models", 0, "input"), ("models", 0, "inputs")]),
+    "--data": ("data", [("models", 0, "data")]),
+    "--metric": ("metric", [("models", 0, "metric")]),
 }
 """Options that need a model's name on the command line: the field of Options, and the places in a job that it fills."""
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
@@ -150,6 +152,7 @@ def model_job(word: str, options: Options) -> ModelJob:
         del entry["network"]
     shapes, batch = _shapes(options.shapes), _axes(options.batch_axis)
     entry |= {"batch": batch} if batch else {}
+    entry |= {key: word for key in ("data", "metric") if (word := getattr(options, key))}
     fixed = _fixed_batch(entry, shapes) if "onnx" in entry else None
     lists: dict[str, Any] = {
         "engines": [name for text in options.engine for name in _words(text)],
@@ -226,7 +229,8 @@ def _inputs(texts: Sequence[str]) -> dict[str, Any]:
 def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> int | None:
     """Return the only batch size of an ONNX file; None if it is free. Raises ConfigError for unknown inputs."""
     path, names, inputs = Path(entry["onnx"]), list[str](), dict(entry.get("inputs", {}))
-    source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})), inputs=inputs)
+    batch, data = dict(entry.get("batch", {})), entry.get("data")
+    source = ModelSource(path.stem, onnx=path, batch=batch, inputs=inputs, data=data)
     try:
         names = dimensions_of(source)
         source = replace(source, dimensions={name: varied[name][0] for name in names if name in varied})

@@ -147,7 +147,8 @@ class Stages:
                     self.prepared[name] = Prepared(failures={"model": failed(outcome)})
                 elif len(names) == 1:
                     self.sources[name] = source = outcome.value.source
-                    self.prepared[name] = Prepared(source.specs, outcome.value.state, identity=source.identity)
+                    facts: dict[str, Any] = {"identity": source.identity, "labels": source.labels}
+                    self.prepared[name] = Prepared(source.specs, outcome.value.state, **facts)
 
     def make(self) -> None:
         """Make everything that the cases need."""
@@ -178,7 +179,8 @@ class Stages:
     def _take_model(self, name: str, outcome: Outcome) -> None:
         model = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
         self.prepared[name] = model
-        self.sources[name] = replace(self.sources[name], identity=model.identity, specs=model.specs or None)
+        facts: dict[str, Any] = {"identity": model.identity, "labels": model.labels}
+        self.sources[name] = replace(self.sources[name], specs=model.specs or None, **facts)
 
     def _usable(self) -> list[str]:
         return [name for name, model in self.prepared.items() if "model" not in model.failures]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
+from exporters.dataset import evaluated, items_in
 from exporters.inputs import file_specs
 from exporters.source import ModelError
 from profiler.errors import WHEN_IDLE
@@ -24,7 +26,7 @@ from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
 from profiler.results.warning_kinds import is_rough
 from profiler.tables import numbers
-from profiler.tables.numbers import counted, duration, grouped, times
+from profiler.tables.numbers import counted, duration, grouped, listed, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
 
@@ -73,7 +75,20 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
         text += f", in about {duration(sum(seconds[id_] for id_ in runnable))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
     console.print(Text(f"{text}. No module was loaded: names and shapes are not checked."), soft_wrap=True)
+    for line in _scoring([case for case in cases if case.id in runnable]):
+        console.print(Text(line), soft_wrap=True)
     return 0 if runnable else 2
+
+
+def _scoring(cases: Sequence[Case]) -> Iterator[str]:
+    """Say how many calls scoring the users' data adds."""
+    scored = grouped((c.source.data, c) for c in cases if c.source.data and c.pass_ == "inference" and not c.replicate)
+    for data, parts in scored.items():
+        items = items_in(str(data))
+        if items is not None:
+            sizes = sorted({case.batch_size for case in parts})
+            calls = listed(f"{math.ceil(evaluated(items) / size):,} calls at batch {size}" for size in sizes)
+            yield f"Besides, each of {counted(len(parts), 'inference case')} scores {data} once: {calls}."
 
 
 def _missing_inputs(cases: Sequence[Case]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -107,6 +108,12 @@ def relative(ratio: float, *ends: float | None, words: tuple[str, str] = ("faste
     return times(ratio, *ends, sign="×" if f"{ratio:.2f}" == "1.00" else f"× {word}")
 
 
+def points(share: float, *ends: float | None, unit: str = " %") -> str:
+    """Format a share or a difference of shares in percent with its range: 97.20 %, 0.15 % (-0.30 to 0.62)."""
+    low, high = (f"{100 * end:.2f}" for end in ends) if ends and None not in ends else ("", "")  # type: ignore[operator]
+    return f"{100 * share:.2f}{unit}{f' ({low} to {high})' if low != high else ''}"
+
+
 def within(value: float, *ends: float | None, unit: str = "", digits: int = 3) -> str:
     """Format a figure with its range, if wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
     if ends and is_busy(*ends):
@@ -157,7 +164,7 @@ def unless_busy(form: Format) -> Format:
 
     def cells(values: Iterable[Any], lows: Iterable[float | None], highs: Iterable[float | None]) -> list[str]:
         plain = zip(form(values), lows, highs, strict=True)
-        return [BUSY if is_busy(low, high) else cell for cell, low, high in plain]
+        return [BUSY if cell and is_busy(low, high) else cell for cell, low, high in plain]
 
     return cells
 
@@ -198,6 +205,7 @@ ms = aligned()
 whole = each(count)
 shares = each(lambda share: percent(share, 1))
 errors = each(error)
+ranged_points = each(partial(points, unit=""))
 rates = each(lambda value: significant(value, 4))
 ranges = each(within)
 relatives = each(relative)
@@ -213,6 +221,7 @@ UNITS: dict[str, tuple[str, Format]] = {
     "s": ("s", aligned(max_places=2)),
     "share": ("%", shares),
     "error": ("", errors),
+    "points": ("%", ranged_points),
     "FLOPs": ("", rates),
 }
 """Text in the heading, and format, of each unit in the results."""

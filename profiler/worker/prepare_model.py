@@ -110,6 +110,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
+        labels=source.labels,
     )
 
 

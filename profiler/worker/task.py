@@ -49,6 +49,8 @@ class Prepared:
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """References of gradients by head and number of items; a text says why one is missing."""
     identity: Identity | None = None
+    labels: str = ""
+    """Key of the labels of the user's data in the cache."""
 
     def reference(self, case: Case) -> Path | None:
         """Return the reference of the case's batch, or the largest batch's if that has none."""

@@ -28,7 +28,7 @@ ELSEWHERE = {
 """Tests of blocks by page and language."""
 BLOCKS = [(page.name, language, code) for page in PAGES for language, code in BLOCK.findall(page.read_text())]
 JOBS = [(page, code) for page, language, code in BLOCKS if language == "yaml"]
-FILE = re.compile(r"[\w.]+\.(?:onnx|pt|safetensors)")
+FILE = re.compile(r"[\w.]+\.(?:npz|onnx|pt|safetensors)")
 
 
 def test_each_block_is_run_by_a_test() -> None:
@@ -43,7 +43,7 @@ def test_a_job_of_a_page_is_one(page: str, code: str, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in FILE.findall(code):
         Path(name).touch()
-    for folder in re.findall(r"calibration: (\w+)/", code):
+    for folder in re.findall(r"(?:calibration|data): (\w+)/", code):
         Path(folder).mkdir()
         np.save(Path(folder, "0.npy"), np.zeros(1))
     own: dict[str, Any] = yaml.safe_load(code)

@@ -32,7 +32,14 @@ def test_results_samples_and_environments_are_tables() -> None:
     assert run("select count(*) as n from results where status = 'ok'").item() == 120
     assert run("select count(*) as n from samples").item() == 141_494
     assert run("select value from environments where key = 'driver'").item() == "580.159.04"
-    assert run("show tables").to_series().to_list() == ["cells", "environments", "layers", "results", "samples"]
+    assert run("show tables").to_series().to_list() == [
+        "cells",
+        "environments",
+        "layers",
+        "results",
+        "samples",
+        "scores",
+    ]
     found = run("select device, count(*) as n from results group by device order by device", H200, CPU)
     assert found.rows() == [("cpu", 25), ("cuda", 120)]
     found = run(

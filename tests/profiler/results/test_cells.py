@@ -12,7 +12,7 @@ from profiler.results.cells import CELLS, cells, compared, largest
 from profiler.results.choice import HIGHER, MAX_ERROR, Limit, choices, choose
 from profiler.results.columns import FIGURES, LARGEST_BATCH, RESULTS
 from profiler.results.reasons import Reason, bound
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import RANGED, ends_of
 from profiler.stats.intervals import spread_reach
 from tests.handmade import whole_row
 
@@ -204,11 +204,11 @@ def test_a_choice(
 def test_a_limit_of_any_figure_works_where_it_is_met_missed_and_unknown(name: str):
     more, bounded = name in HIGHER, "error_high" if name == "error" else name
     cell = {**only(cells(frame(row("ort"))), variant="ort"), name: 10.0, bounded: 10.0}
-    cell |= dict.fromkeys(ends_of(name) if name in WITH_ENDS else (), 10.0)
+    cell |= dict.fromkeys(ends_of(name) if name in RANGED else (), 10.0)
     met, missed = (Limit(name, value) for value in ((5.0, 20.0) if more else (20.0, 5.0)))
     assert met.missed(cell) is None
     found = [missed.missed(cell), Reason("worse", value=2.0, figure=name)]
-    unknown = met.missed({**cell, name: None, bounded: None})
+    unknown = met.missed({**cell, name: None, bounded: None, f"{name}_high": None})
     if unknown:
         found.append(unknown)
     assert [reason.code for reason in found if reason][:1] == ["under" if more else "over"]

@@ -13,7 +13,7 @@ from engines.base import Warning
 from profiler.options import Recommend
 from profiler.results import columns, warning_kinds
 from profiler.results.columns import COLUMNS, LAYERS, LIMITED_BY, RESULTS, SAMPLES, Group, Shown, kind_of_warning
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import RANGED, ends_of
 from profiler.results.warning_kinds import KINDS
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import UNITS
@@ -56,7 +56,7 @@ def test_columns_are_chosen_by_group_and_by_how_far_they_reach():
 def test_the_page_has_the_tables():
     rows = PAGE.read_text().partition("| columns | meaning |")[2].partition("\n\n")[0].splitlines()[2:]
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    ends = {end for name in WITH_ENDS for end in ends_of(name)}
+    ends = {end for name in RANGED for end in ends_of(name)}
     assert sorted(listed) == sorted({*COLUMNS} - ends)
     assert all(row.split("|")[2].strip() for row in rows)
     lines = [f"| `{kind.kind}` | {kind.meaning} |" for kind in KINDS.values()]

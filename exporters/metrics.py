@@ -1,0 +1,79 @@
+"""Score a model's outputs by its user's labels: an item's score is from 0 to 1, and higher is better."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exporters.source import ModelError
+
+Array = NDArray[Any]
+Scores = NDArray[np.float64]
+"""One for each item."""
+Metric = Callable[[Any, Array], Any]
+"""Takes outputs and labels, items first; a single output comes alone, several as a tuple in the model's order."""
+_IGNORED = -100
+"""Label of a token that does not count, as in torch.nn.CrossEntropyLoss."""
+
+
+def metric_of(word: str | None, labels: Array) -> Metric:
+    """Return the metric, by default the labels': "top1" for whole numbers, else "relative-error". Imports a user's."""
+    word = word or ("top1" if labels.dtype.kind in "biu" else "relative-error")
+    if word in METRICS:
+        return METRICS[word]
+    module, _, name = word.partition(":")
+    function: Metric = getattr(importlib.import_module(module), name)
+    return function
+
+
+def score(metric: Metric, outputs: Any, labels: Array) -> Scores:
+    """Return the items' scores. Raises ModelError if they are not one number from 0 to 1 an item."""
+    array = np.asarray(metric(outputs, labels), np.float64)
+    if array.shape != (len(labels),) or not ((array >= 0) & (array <= 1)).all():
+        actual = f"{array.min()} to {array.max()}" if array.shape == (len(labels),) else f"shape {array.shape}"
+        raise ModelError(f"the metric returned {actual} for {len(labels)} items; return a score from 0 to 1 for each")
+    return array
+
+
+def _top1(outputs: Any, labels: Array) -> Scores:
+    """Return 1 for an item whose highest score is its label's, else 0; of several labels an item, the share.
+
+    An output of classes themselves, as scikit-learn's graphs have it, is compared with the labels.
+    """
+    for scores in outputs if isinstance(outputs, tuple) else (outputs,):
+        if scores.shape == labels.shape and scores.dtype.kind in "biu":
+            return _share(scores == labels, labels)
+        if scores.shape[:-1] == labels.shape and scores.shape[-1] > 1:
+            return _share(scores.argmax(axis=-1) == labels, labels)
+        if scores.ndim > 2 and scores.shape[:1] + scores.shape[2:] == labels.shape:
+            return _share(scores.argmax(axis=1) == labels, labels)
+    raise ModelError(
+        f"no output holds scores of classes for labels of shape {labels.shape}; give `metric`, a function of "
+        "outputs and labels"
+    )
+
+
+def _share(hits: Array, labels: Array) -> Scores:
+    """Return the share of each item's labels that were hit."""
+    counts = np.asarray(labels != _IGNORED).reshape(len(labels), -1)
+    hit = hits.reshape(len(labels), -1) & counts
+    share: Scores = hit.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    return share
+
+
+def _closeness(outputs: Any, labels: Array) -> Scores:
+    """Return 1 less the relative L2 distance to the labels, at least 0."""
+    for output in outputs if isinstance(outputs, tuple) else (outputs,):
+        if output.size == labels.size:
+            ours, truth = (np.asarray(a, np.float64).reshape(len(labels), -1) for a in (output, labels))
+            distance = np.linalg.norm(ours - truth, axis=1) / np.maximum(np.linalg.norm(truth, axis=1), 1e-30)
+            closeness: Scores = 1 - np.minimum(np.nan_to_num(distance, nan=1.0), 1.0)
+            return closeness
+    raise ModelError(f"no output has the labels' shape {labels.shape}; give `metric`")
+
+
+METRICS: dict[str, Metric] = {"top1": _top1, "relative-error": _closeness}

@@ -1,0 +1,58 @@
+"""Score a session's outputs on the user's items, apart from timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from engines.base import Array, Feedable, Named, Session, ignore
+from exporters.calls import chosen
+from exporters.dataset import evaluated, places
+from exporters.inputs import distinct_items, seeded_inputs, stored
+from exporters.metrics import metric_of, score
+from exporters.source import ModelError
+from profiler.worker.parity import axes_of
+from profiler.worker.task import Task
+
+
+def is_evaluated(task: Task) -> bool:
+    """Tell whether the case's outputs are scored: in its first process, since the others compute the same."""
+    case = task.case
+    return bool(task.prepared.labels) and case.pass_ == "inference" and not case.replicate and not task.only_fits
+
+
+def evaluate(task: Task, session: Session, goes_on: Callable[[], bool]) -> tuple[list[float], list[int]]:
+    """Return the scores of the first items, while `goes_on()`, and the places of all items to evaluate.
+
+    Raises ModelError for outputs or a metric that give no scores.
+    """
+    specs, batch, source = task.prepared.specs, task.case.batch_size, task.case.source
+    labels, items = stored(task.prepared.labels), distinct_items(specs) or 0
+    total = evaluated(items)
+    metric, scores = metric_of(source.metric, labels), list[float]()
+    assert isinstance(session, Feedable), "an engine that takes a dataset takes other inputs"
+    for first in range(0, total, batch):
+        if not goes_on():
+            break
+        session.feed(seeded_inputs(specs, batch, first=first))
+        session.run(ignore)
+        part = labels[first : min(first + batch, total)]
+        outputs = tuple(_with_items(session, source.outputs, axes_of(specs), batch, len(part)))
+        if not outputs:
+            raise ModelError("no output of the model holds items")
+        scores += score(metric, outputs if len(outputs) > 1 else outputs[0], part).tolist()
+    return scores, places(items)[:total].tolist()
+
+
+def _with_items(
+    session: Session, selected: Sequence[str], axes: Sequence[int], batch: int, count: int
+) -> Iterator[Array]:
+    """Yield the first `count` items of each selected output that holds items, items first."""
+    outputs = session.outputs()
+    names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
+    for place in chosen(selected, names):
+        output = outputs[place]
+        axis = next((axis for axis in (0, *axes) if output.shape[axis : axis + 1] == (batch,)), None)
+        if axis is not None:
+            yield np.moveaxis(output, axis, 0)[:count]

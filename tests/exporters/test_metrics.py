@@ -1,0 +1,59 @@
+"""Scores are one number from 0 to 1 an item, whatever form outputs and labels have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exporters.metrics import metric_of, score
+from exporters.source import ModelError
+
+CLASSES = np.array([2, 0])
+SCORES = np.array([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7]])
+TOKENS = np.array([[1, 0, -100], [0, 0, 1]])
+
+
+def tokens(axis: int) -> Any:
+    """Scores of two classes that are right but for the last token."""
+    right = np.stack([1 - np.clip(TOKENS, 0, 1), np.clip(TOKENS, 0, 1)], axis=axis).astype(float)
+    right[(1, slice(None), 2) if axis == 1 else (1, 2)] = (1, 0)
+    return right
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "scores"),
+    [
+        (SCORES, CLASSES, [1, 0]),
+        ((np.array([2, 1]), SCORES), CLASSES, [1, 0]),
+        ((np.zeros((2, 5, 7)), SCORES), CLASSES, [1, 0]),
+        (tokens(2), TOKENS, [1, 2 / 3]),
+        (tokens(1), TOKENS, [1, 2 / 3]),
+        (np.array([[3.0, 4.0], [6.0, 0.0]]), np.array([[3.0, 4.0], [3.0, 0.0]]), [1, 0]),
+        (np.array([[3.0, 3.0]]), np.array([[3.0, 4.0]]), [0.8]),
+        (np.array([[np.nan, 3.0]]), np.array([[3.0, 4.0]]), [0]),
+    ],
+)
+def test_defaults_follow_the_labels(outputs: Any, labels: Any, scores: list[float]) -> None:
+    assert score(metric_of(None, labels), outputs, labels).tolist() == pytest.approx(scores)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda outputs, labels: outputs, r"shape \(2, 3\) for 2 items"),
+        (lambda outputs, labels: labels, "0.0 to 2.0"),
+        (lambda outputs, labels: [float("nan"), 1], "nan"),
+    ],
+)
+def test_a_metric_of_another_form_is_refused(metric: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        score(metric, SCORES, CLASSES)
+
+
+def test_labels_that_fit_no_output_ask_for_a_metric() -> None:
+    with pytest.raises(ModelError, match="give `metric`"):
+        score(metric_of(None, CLASSES), np.zeros((2, 1)), CLASSES)
+    with pytest.raises(ModelError, match="give `metric`"):
+        score(metric_of("relative-error", CLASSES), np.zeros((2, 7)), CLASSES)

@@ -1,0 +1,132 @@
+"""A user's data decide: items scored alike by an independent script, the loss with its interval, and the limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import polars as pl
+import pytest
+import torch
+from runs import Profiler, run_job
+from sklearn.datasets import load_digits
+
+from exporters.dataset import evaluated, places
+
+TRAINED = 900
+NETS = f"""
+import numpy as np, torch
+from pathlib import Path
+from sklearn.datasets import load_digits
+from torch import nn
+
+X, Y = (load_digits().images / 16).astype(np.float32)[:, None], load_digits().target
+
+def net():
+    layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10)]
+    model = nn.Sequential(*layers)
+    model.load_state_dict(torch.load(Path(__file__).with_name("digits.pt")))
+    return model.eval(), (torch.zeros(2, 1, 8, 8),)
+
+def train():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10)]
+    model = nn.Sequential(*layers)
+    x, y = torch.from_numpy(X[:{TRAINED}]), torch.from_numpy(Y[:{TRAINED}])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(12):
+        for part in torch.arange({TRAINED}).split(50):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+            optimizer.step()
+    torch.save(model.state_dict(), Path(__file__).with_name("digits.pt"))
+
+def broken(outputs, labels):
+    raise RuntimeError("no such score")
+"""
+JOB = """
+models:
+  - {name: digits, factory: "nets:net", data: digits.npz}
+  - {name: metric, factory: "nets:net", data: digits.npz, metric: "nets:broken"}
+engines: [eager, ort]
+precisions: [fp32, int8]
+exclude: [{model: metric, engine: ort}, {model: metric, precision: int8}]
+batch_sizes: [32]
+device: cpu
+budget: {seconds: 0.05, min_samples: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "nets.py").write_text(NETS)
+    space: dict[str, Any] = {"__file__": str(folder / "nets.py")}
+    exec(NETS, space)
+    space["train"]()
+    np.savez(folder / "digits.npz", x=space["X"][TRAINED:], labels=space["Y"][TRAINED:])
+    return run_job(profiler, folder, JOB)
+
+
+@pytest.fixture(scope="module")
+def rows(run: Path) -> dict[str, dict[str, Any]]:
+    table = pl.read_parquet(run / "results.parquet").filter(replicate=0)
+    return {f"{row['model']}/{row['variant']}/{row['precision']}": row for row in table.to_dicts()}
+
+
+def test_each_item_is_scored_like_by_an_independent_script(run: Path, rows: dict[str, Any]) -> None:
+    x = (load_digits().images / 16).astype(np.float32)[TRAINED:, None]
+    labels = load_digits().target[TRAINED:]
+    space: dict[str, Any] = {"__file__": str(run.parent.parent / "nets.py")}
+    exec(NETS, space)
+    model, _ = space["net"]()
+    graph = run.parent.parent / "theirs.onnx"
+    torch.onnx.export(model, (torch.zeros(897, 1, 8, 8),), graph, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(graph)
+    expected = {
+        "eager": model(torch.from_numpy(x)).detach().numpy().argmax(1) == labels,
+        "ort": session.run(None, {session.get_inputs()[0].name: x})[0].argmax(1) == labels,
+    }
+    scores = pl.read_parquet(run / "scores.parquet")
+    scored = places(len(x))[: evaluated(len(x))]
+    for variant, hits in expected.items():
+        row = rows[f"digits/{variant}/fp32"]
+        mine = scores.filter(case_id=row["case_id"])
+        assert mine["item"].to_list() == scored.tolist()
+        assert mine["score"].to_list() == hits[scored].tolist()
+        assert row["accuracy"] == pytest.approx(hits[scored].mean()) and row["accuracy_items"] == len(scored)
+    assert 0.85 < rows["digits/eager/fp32"]["accuracy"] < 1
+
+
+def test_the_loss_has_an_interval_and_int8_calibrates_on_other_items(rows: dict[str, Any]) -> None:
+    base, int8 = rows["digits/eager/fp32"], rows["digits/ort/int8"]
+    assert (base["accuracy_loss"], base["accuracy_loss_low"], base["accuracy_loss_high"]) == (0, 0, 0)
+    assert int8["accuracy_loss"] == pytest.approx(base["accuracy"] - int8["accuracy"])
+    assert int8["accuracy_loss_low"] < int8["accuracy_loss"] < int8["accuracy_loss_high"]
+    assert int8["calibrated"] and not any(text.startswith("calibration") for text in int8["warnings"])
+
+
+def test_a_metric_that_fails_costs_no_figure(rows: dict[str, Any]) -> None:
+    row = rows["metric/eager/fp32"]
+    assert row["status"] == "ok" and row["latency_ms"] and row["accuracy"] is None
+    assert any(text.startswith("no-accuracy: ") and "no such score" in text for text in row["warnings"])
+
+
+def test_recommend_holds_the_end_of_the_interval_against_the_limit(run: Path, profiler: Profiler) -> None:
+    def answer(*words: str) -> dict[str, Any]:
+        done = profiler("recommend", str(run), "--model", "digits", "--format", "json", *words, cwd=run)
+        data: dict[str, Any] = json.loads(done.stdout)
+        return data
+
+    tight = answer("--max-accuracy-loss", "0.001%")
+    codes = {f"{loser['name']}": [reason["code"] for reason in loser["reasons"]] for loser in tight["losers"]}
+    assert codes["ort int8"] in (["few-items"], ["over"])
+    assert tight["best"]["name"] == "eager fp32"  # Its own loss is none.
+    loose = answer("--max-accuracy-loss", "20%")
+    barred = [loser for loser in loose["losers"] if {r["code"] for r in loser["reasons"]} & {"few-items", "over"}]
+    assert not barred and "accuracy_loss_high" in loose["best"]
+    wrong = profiler("recommend", str(run), "--max-accuracy-loss", "much", cwd=run)
+    assert wrong.returncode == 2 and "--max-accuracy-loss: 'much'" in wrong.stderr
