@@ -86,6 +86,7 @@ def main() -> int:
         name("Beside", "beside"),
         name("Configurations", "which"),
         figure("Pairs", "pairs", whole),
+        figure("Without interval", "unknown", whole),
         *(figure(heading, column, shares, unit="%") for column, heading in SHARES.items()),
     ]
     frame = pl.DataFrame(rows)
@@ -203,6 +204,7 @@ def summary(beside: str, pairs: pl.DataFrame) -> list[dict[str, object]]:
             "beside": beside,
             "which": which,
             "pairs": part.height,
+            "unknown": part["factor_low"].null_count(),
             "held": (part["factor_low"].le(1) & part["factor_high"].ge(1)).mean(),
             "wrong": part["verdict"].is_in(["faster", "slower"]).mean(),
             "equivalent": part["verdict"].eq("equivalent").mean(),
