@@ -46,6 +46,8 @@ def measure(
     batch_sizes: Sequence[int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: Mapping[str, int | None] | None = None,
+    data: str | Path | None = None,
+    metric: str | None = None,
     passes: Sequence[str] = ("inference",),
     training: Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -61,7 +63,8 @@ def measure(
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
     one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each; `batch` names
-    another axis, by input. `training` has a job's keys: optimizers, head, loss, dropout, input_gradient, accumulation,
+    another axis, by input. `data` is a .npz file, a folder of images or "package.module:function", whose items
+    `metric` scores. `training` has a job's keys: optimizers, head, loss, dropout, input_gradient, accumulation,
     frozen. `quick` takes a fraction of the sampling time, `output` is the folder that keeps the run, `name` names the
     model in rows, `progress` prints the command's output; docs/config.md describes all else.
 
@@ -78,6 +81,7 @@ def measure(
     with _TURN, _run_folder(output) as run:
         entry, items = _entry(model, inputs, run.path / _MODEL, batch or {})
         entry["name"] = name or entry["name"]
+        entry |= {key: str(value) for key, value in (("data", data), ("metric", metric)) if value is not None}
         usual = {"suite": "measure", "models": [entry], "batch_sizes": [items], "output": run.path.parent}
         _run(run, {**usual, **job}, cache_bytes, _console(progress), report=output is not None)
         results, samples = load(run.path)
