@@ -32,11 +32,10 @@ from engines.deployment import Deployed, copy_graph, copy_run
 from engines.layers import ITERATIONS, covered_nodes, record, steps_of
 from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
-from exporters.batch import batch_axes, batch_symbols
 from exporters.errors import text_of
 from exporters.inputs import symbolic_shapes
 from exporters.onnx_files import every_graph, file_inputs, how_to_lower, read_onnx
-from exporters.source import BATCH, ModelError
+from exporters.source import BATCH, ModelError, batch_axes, batch_symbols
 
 _WHOLE = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 _TYPES = {

@@ -28,12 +28,11 @@ from torch.utils._pytree import (
 )
 
 from exporters import settings
-from exporters.batch import batch_symbols, check_batch
 from exporters.cache import file_sha256
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
 from exporters.packages import spec_of
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, batch_symbols, check_batch
 
 SEED = 0
 _REUSED: dict[str, tuple[nn.Module, list[Example]]] | None = None

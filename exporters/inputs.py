@@ -17,12 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.batch import batch_axes, batch_hint, batch_symbols
 from exporters.cache import Cache
 from exporters.errors import nearest
 from exporters.libraries import DeclaredInputs, library_inputs
 from exporters.onnx_files import file_inputs, graph_inputs, read_onnx, usual_range
-from exporters.source import BATCH, ModelError, ModelSource, NamedAxis, network_of
+from exporters.source import (
+    BATCH,
+    ModelError,
+    ModelSource,
+    NamedAxis,
+    batch_axes,
+    batch_hint,
+    batch_symbols,
+    network_of,
+)
 from exporters.source import TensorSpec as TensorSpec
 
 if TYPE_CHECKING:
