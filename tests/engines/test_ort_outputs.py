@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from able_engines import needs
-from matrix_product import write_text
+from matrix_product import write_product, write_text
 from onnx import TensorProto, helper
 
 import engines
@@ -42,32 +42,19 @@ def run(path: Path, batch: int = 2) -> tuple[list[np.ndarray], list[str], list[s
 
 
 def test_an_output_of_another_rank_than_declared_is_what_the_run_gives(tmp_path: Path) -> None:
-    def branch(name: str, node: Any) -> Any:
-        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(node.output[0], 1, None)])
-
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
-        helper.make_node("Less", ["s", "big"], ["c"]),
-        helper.make_node(
-            "If", ["c"], ["y"],
-            then_branch=branch("t", helper.make_node("Unsqueeze", ["x", "ax"], ["a"])),
-            else_branch=branch("e", helper.make_node("Identity", ["x"], ["b"])),
-        ),
-    ]  # fmt: skip
-    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"]
-    held = [onnx.numpy_helper.from_array(np.float32(1e9), "big"), onnx.numpy_helper.from_array(np.array([1]), "ax")]
-    graph = helper.make_graph(nodes, "g", shapes[:1], shapes[1:], held)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
+    branches = (
+        "then_branch = t () => (float[n, k, 8] a) { a = Unsqueeze (x, one) }, else_branch = e () => (float[n, m] b) "
+    )
+    nodes = f"s = ReduceSum <keepdims = 0> (x)  c = Less (s, big)  y = If (c) <{branches} {{ b = Identity (x) }}>"
+    held = "<float big = {1000000000}, int64[1] one = {1}>"
+    write_text(tmp_path / "g.onnx", f"g (float[n, 8] x) => (float[n, 8] y) {held} {{ {nodes} }}")
     (found,), _, _ = run(tmp_path / "g.onnx")
     assert found.shape == (2, 1, 8)
 
 
 def test_an_output_of_another_size_than_declared_is_what_the_run_gives(tmp_path: Path) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy")
-    stale = helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 8])  # As before the batch was made free.
-    nodes = [helper.make_node("Abs", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
-    graph = helper.make_graph(nodes, "g", [x], [y], value_info=[stale])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
+    stale = "<float[1, 8] h>"  # As before the batch was made free.
+    write_text(tmp_path / "g.onnx", f"g (float[n, 8] x) => (float[n, 8] y) {stale} {{ h = Abs (x)  y = Neg (h) }}")
     (found,), _, _ = run(tmp_path / "g.onnx", batch=3)
     np.testing.assert_array_equal(
         found, -np.abs(seeded_inputs(input_specs(ModelSource("net", onnx=tmp_path / "g.onnx")), 3)[0])
@@ -117,9 +104,7 @@ def test_a_cache_may_be_empty(tmp_path: Path, size: str) -> None:
 
 
 def test_an_input_that_the_graph_returns_has_its_values(tmp_path: Path) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", [x], [y, x])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
+    write_text(tmp_path / "g.onnx", "g (float[n, 4] x) => (float[n, 4] y, float[n, 4] x) { y = Abs (x) }")
     (y, x), names, _ = run(tmp_path / "g.onnx")
     np.testing.assert_array_equal(y, np.abs(x))
     assert (names, x.any()) == (["y", "x"], True)
@@ -173,9 +158,8 @@ def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ir: int, opset: int, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", shapes[:1], shapes[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir), "g.onnx")
+    head = f'<ir_version: {ir}, opset_import: ["" : {opset}]>'
+    onnx.save(onnx.parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ y = Relu (x) }}"), "g.onnx")
     with pytest.raises(ModelError, match=says) as caught:
         check_onnx(tmp_path / "g.onnx")
         run(tmp_path / "g.onnx")
@@ -201,15 +185,7 @@ def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path: Path) 
     blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     for each in (blobs, folder):
         each.mkdir(parents=True)
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy"]
-    weight = onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")
-    model = helper.make_model(
-        helper.make_graph([node], "g", shapes[:1], shapes[1:], [weight]),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    onnx.save(model, blobs / "1", save_as_external_data=True, location="data", size_threshold=0, format="protobuf")
+    write_product(blobs / "1", np.eye(8, dtype=np.float32), beside="data")
     (blobs / "data").rename(blobs / "2")
     (folder / "model.onnx").symlink_to("../../blobs/1")
     (folder / "data").symlink_to("../../blobs/2")

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
+from matrix_product import write_text
 from onnx import TensorProto, helper
 
 from exporters import flops
@@ -276,7 +277,7 @@ def test_an_input_barely_read_and_an_output_that_is_a_view_need_not_move(cache: 
 
 
 def test_a_size_of_minus_one_is_free(tmp_path: Path) -> None:
-    source = write(tmp_path / "old.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], ["n", 8], weight("w", 8, 4))
+    source = write(tmp_path / "old.onnx", "y = MatMul (x, w)", ["n", 8], weight("w", 8, 4))
     assert source.onnx
     model = onnx.load(source.onnx)
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [-1, 4]))
@@ -285,18 +286,14 @@ def test_a_size_of_minus_one_is_free(tmp_path: Path) -> None:
 
 
 def test_unused_work_counts_nothing_in_a_graph(tmp_path: Path) -> None:
-    nodes = [helper.make_node("MatMul", ["x", name], [y]) for name, y in (("a", "unused"), ("b", "y"))]
+    nodes = "unused = MatMul (x, a)  y = MatMul (x, b)"
     found = cost_of(write(tmp_path / "wasting.onnx", nodes, ["n", 8], weight("a", 8, 1000), weight("b", 8, 4)))
     assert (found.flops("inference"), found.float_weights) == (2 * 8 * 4, 8 * 4)
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
 def test_work_on_constants_counts_nothing_in_a_graph(tmp_path: Path, batch: int | str) -> None:
-    nodes = [
-        helper.make_node("Transpose", ["a"], ["t"]),
-        helper.make_node("MatMul", ["t", "a"], ["w"]),
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-    ]
+    nodes = "t = Transpose (a)  w = MatMul (t, a)  y = MatMul (x, w)"
     found = cost_of(write(tmp_path / "merging.onnx", nodes, [batch, 8], weight("a", 64, 8)))
     assert (found.flops("inference"), found.float_weights) == (2 * 8 * 8, 0)
 
@@ -366,29 +363,24 @@ def test_cost_is_counted_once_and_a_failure_never_kept(
     assert whole.flops("training")
 
 
-OPSETS = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
-
-
 def weight(name: str, *shape: int, type_: int = TensorProto.FLOAT) -> onnx.TensorProto:
     tensor = TensorProto(name=name, data_type=type_, dims=shape)
     tensor.raw_data = bytes(helper.tensor_dtype_to_np_dtype(type_).itemsize * int(onnx.numpy_helper.np.prod(shape)))
     return tensor
 
 
-def write(path: Path, nodes: list[Any], shape: list[int | str], *weights: Any, kind: int = 1) -> ModelSource:
-    x, y = (helper.make_tensor_value_info(n, k, s) for n, k, s in (("x", kind, shape), ("y", 1, None)))
-    graph = helper.make_graph(nodes, "tiny", [x], [y], list(weights))
-    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=9), path)
+def write(path: Path, nodes: str, shape: list[int | str], *weights: Any) -> ModelSource:
+    """Write a graph with an output of unknown shape; text has no weights without their values."""
+    model = onnx.load(write_text(path, f"g (float[{', '.join(map(str, shape))}] x) => (float y) {{ {nodes} }}"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.graph.initializer.extend(weights)
+    onnx.save(model, path)
     return ModelSource(path.stem, onnx=path)
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
 def test_onnx_file_costs_what_its_torch_twin_does(tmp_path: Path, batch: int | str) -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "a"], ["1"]),
-        helper.make_node("Conv", ["1", "b"], ["2"], group=8),
-        helper.make_node("ConvTranspose", ["2", "c"], ["y"], group=2),
-    ]
+    nodes = "p = Conv (x, a)  q = Conv <group = 8> (p, b)  y = ConvTranspose <group = 2> (q, c)"
     weights = weight("a", 8, 4, 1, 1), weight("b", 8, 1, 3, 3), weight("c", 8, 3, 3, 3)
     found = cost_of(write(tmp_path / "twin.onnx", nodes, [batch, 4, 16, 16], *weights))
     twin = cost_of(from_factory("grouped", 4, 16, 16))
@@ -397,14 +389,8 @@ def test_onnx_file_costs_what_its_torch_twin_does(tmp_path: Path, batch: int | s
 
 
 def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
-        helper.make_node("Gather", ["table", "i"], ["e"]),
-        helper.make_node("DequantizeLinear", ["q", "s"], ["w"]),
-        helper.make_node("MatMul", ["e", "w"], ["1"]),
-        helper.make_node("Flatten", ["1"], ["2"]),
-        helper.make_node("Gemm", ["2", "b", "c"], ["y"], transB=1),
-    ]
+    nodes = "i = Cast <to = 7> (x)  e = Gather (table, i)  w = DequantizeLinear (q, s)  m = MatMul (e, w)"
+    nodes += "  f = Flatten (m)  y = Gemm <transB = 1> (f, b, c)"
     weights = weight("table", 5000, 4), weight("q", 4, 6, type_=TensorProto.INT8), weight("s")
     more = weight("b", 7, 30), weight("c", 7)
     found = cost_of(write(tmp_path / "products.onnx", nodes, ["n", 5], *weights, *more))
@@ -413,15 +399,8 @@ def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path: Path) -> None
 
 
 def test_a_graph_counts_what_is_read_of_a_table(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
-        helper.make_node("Transpose", ["rows"], ["t"]),
-        helper.make_node("Gather", ["t", "i"], ["1"]),
-        helper.make_node("Slice", ["part", "zero", "five"], ["2"]),
-        helper.make_node("Reshape", ["whole", "shape"], ["w"]),
-        helper.make_node("Gather", ["w", "i"], ["3"]),
-        helper.make_node("Sum", ["1", "2", "w", "3"], ["y"]),
-    ]
+    nodes = "i = Cast <to = 7> (x)  t = Transpose (rows)  a = Gather (t, i)  b = Slice (part, zero, five)"
+    nodes += "  w = Reshape (whole, shape)  c = Gather (w, i)  y = Sum (a, b, w, c)"
     tables = [weight(name, 5, 1000) for name in ("rows", "part", "whole")]
     numbers = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("zero", 0), ("five", 5))]
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1000, 5])
