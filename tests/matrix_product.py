@@ -23,9 +23,11 @@ def write_product(path: Path, weight: Any, names: str = "x y", batch: Any = "n",
     return path
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Write a graph of opset 20, such as "g (float[n, 4] x) => (float[n, 4] y) { y = Relu (x) }"."""
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}'), path)
+def write_text(path: Path, text: str, **weights: Any) -> Path:
+    """Write a graph of opset 20 and its weights, such as "g (float[n, 4] x) => (float[n, 4] y) { y = Add (x, w) }"."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(model, path)
     return path
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from matrix_product import write_text
 from thin_networks import thin_source
 
 from engines.base import Unsupported
@@ -62,18 +62,13 @@ def silent(words: str) -> None:
     pass
 
 
-def write_graph(path: Path, nodes: list[Any], weights: dict[str, Any], channels: int = 8, **save: Any) -> Path:
-    shapes = {"x": ["batch", 3, 16, 16], "y": ["batch", channels, 16, 16]}
-    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
-    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "g", [values["x"]], [values["y"]], initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, path, **save)
-    return path
+def write_graph(path: Path, nodes: str, channels: int = 8, **weights: Any) -> Path:
+    ends = f"(float[batch, 3, 16, 16] x) => (float[batch, {channels}, 16, 16] y)"
+    return write_text(path, f"g {ends} {{ {nodes} }}", **weights)
 
 
-def convolution(name: str, source: str, target: str, weight: str) -> Any:
-    return helper.make_node("Conv", [source, weight], [target], name=name, pads=[1, 1, 1, 1])
+def convolution(name: str, source: str, target: str, weight: str) -> str:
+    return f"[{name}] {target} = Conv <pads = [1, 1, 1, 1]> ({source}, {weight})"
 
 
 def random_weight(*shape: int) -> Any:
@@ -82,14 +77,8 @@ def random_weight(*shape: int) -> Any:
 
 @pytest.fixture
 def small(tmp_path: Path) -> BuildRequest:
-    nodes = [
-        convolution("c1", "x", "a", "w1"),
-        helper.make_node("Relu", ["a"], ["b"]),
-        convolution("c2", "b", "y", "w2"),
-    ]
-    path = write_graph(
-        tmp_path / "small.onnx", nodes, {"w1": random_weight(8, 3, 3, 3), "w2": random_weight(8, 8, 3, 3)}
-    )
+    nodes = f"{convolution('c1', 'x', 'a', 'w1')}  b = Relu (a)  {convolution('c2', 'b', 'y', 'w2')}"
+    path = write_graph(tmp_path / "small.onnx", nodes, w1=random_weight(8, 3, 3, 3), w2=random_weight(8, 8, 3, 3))
     return BuildRequest(path, "fp32", at_batch(4), target="sm89")
 
 
@@ -150,7 +139,7 @@ def test_shapes_that_do_not_fit_the_graph(rtx: Any, small: BuildRequest, cache: 
 
 
 def test_static_graph_needs_no_profile(rtx: Any, tmp_path: Path, cache: Cache) -> None:
-    path = write_graph(tmp_path / "s.onnx", [convolution("c", "x", "y", "w")], {"w": random_weight(8, 3, 3, 3)})
+    path = write_graph(tmp_path / "s.onnx", convolution("c", "x", "y", "w"), w=random_weight(8, 3, 3, 3))
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 2
@@ -198,8 +187,7 @@ def test_what_a_library_does_not_have_is_unsupported(rtx: Any, plain: Any, small
 
 def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
     """Turing has no fp32 matrix product."""
-    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
-    path = write_graph(tmp_path / "product.onnx", nodes, {"w": random_weight(768, 8)})
+    path = write_graph(tmp_path / "product.onnx", "f = Flatten (x)  y = Gemm (f, w)", w=random_weight(768, 8))
     request = BuildRequest(path, "fp32", at_batch(4), target="sm75")
     with pytest.raises(Unsupported, match=r"cannot build product.onnx for sm75: .*SM75"):
         built(rtx, request, cache)
@@ -210,11 +198,9 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
 
 
 def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, cache: Cache) -> None:
-    names = [f"odd_{n}" for n in range(7)]
-    nodes = [helper.make_node("Relu", ["x"], ["t0"], name="fine")]
-    nodes += [helper.make_node("Wobble", [f"t{n}"], [f"t{n + 1}"], name=name) for n, name in enumerate(names)]
-    nodes[-1].output[0] = "y"
-    path = write_graph(tmp_path / "unknown.onnx", nodes, {})
+    odd = [f"[odd_{n}] t{n + 1} = Wobble (t{n})" for n in range(6)]
+    nodes = "  ".join(["[fine] t0 = Relu (x)", *odd, "[odd_6] y = Wobble (t6)"])
+    path = write_graph(tmp_path / "unknown.onnx", nodes)
     with pytest.raises(Unsupported) as raised:
         built(rtx, BuildRequest(path, "native", at_batch(4), target="sm89"), cache)
     message = str(raised.value)
@@ -276,11 +262,9 @@ def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
 
     def build(folder: str, scale: float) -> Built:
         (tmp_path / folder).mkdir()
-        node = helper.make_node("Conv", ["x", "w"], ["y"], name="c", pads=[3, 3, 3, 3])
-        path = write_graph(
-            tmp_path / folder / "m.onnx", [node], {"w": weight * scale}, 64,
-            save_as_external_data=True, location="m.data",
-        )  # fmt: skip
+        node = "[c] y = Conv <pads = [3, 3, 3, 3]> (x, w)"
+        path = write_graph(tmp_path / folder / "m.onnx", node, 64, w=weight * scale)
+        onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data")
         assert path.stat().st_size < weight.nbytes < path.with_name("m.data").stat().st_size + 1
         return built(rtx, BuildRequest(path, "native", at_batch(4), target="sm89"), cache)
 
@@ -303,7 +287,7 @@ def test_no_builder_outlives_its_build(
 ) -> None:
     """As long as one lives, the library ignores every other logger, and says so."""
     gc.collect()  # What earlier tests left.
-    odd = write_graph(tmp_path / "odd.onnx", [helper.make_node("Wobble", ["x"], ["y"])], {})
+    odd = write_graph(tmp_path / "odd.onnx", "y = Wobble (x)")
     for request, error in (
         (small, None),
         (replace(small, onnx=odd), Unsupported),

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from matrix_product import write_text
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
@@ -158,18 +159,11 @@ WEIGHT = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
 
 def write(path: Path, kind: int = TensorProto.FLOAT, name: str = "x") -> Path:
     """max(x W, 0) W and the cumulative sum of it, which ONNX Runtime's converter leaves in float32."""
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    nodes = [
-        helper.make_node("MatMul", [name, "w"], ["a"]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("CumSum", ["b", "axis"], ["c"]),
-        helper.make_node("MatMul", ["c", "w"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(each, kind, ["n", 16]) for each in (name, "y"))
-    held = [numpy_helper.from_array(WEIGHT.astype(dtype), "w"), numpy_helper.from_array(np.array(1), "axis")]
-    graph = helper.make_graph(nodes, "g", [x], [y], held)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
+    word = {TensorProto.FLOAT: "float", TensorProto.FLOAT16: "float16"}[kind]
+    nodes = f"a = MatMul ({name}, w)  b = Relu (a)  c = CumSum (b, axis)  y = MatMul (c, w)"
+    weight = WEIGHT.astype(helper.tensor_dtype_to_np_dtype(kind))
+    text = f"g ({word}[n, 16] {name}) => ({word}[n, 16] y) {{ {nodes} }}"
+    return write_text(path, text, w=weight, axis=np.array(1))
 
 
 def run(path: Path, x: np.ndarray) -> np.ndarray:

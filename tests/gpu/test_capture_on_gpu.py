@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import polars as pl
 import pytest
-from onnx import TensorProto, helper
+from matrix_product import write_text
 from runs import Profiler, run_job
 
 pytestmark = pytest.mark.gpu
@@ -53,12 +52,9 @@ def test_what_a_model_keeps_of_its_first_call_alone_is_made_in_eager(tmp_path: P
 
 
 def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(tmp_path: Path, profiler: Profiler) -> None:
-    shapes = ["batch", 3, 3], ["batch"]  # Its CUDA provider has no Det.
-    values = [helper.make_tensor_value_info(*each) for each in zip("xy", [TensorProto.FLOAT] * 2, shapes, strict=True)]
-    # Alone it would leave an output that is bound to the GPU as it was (1.31): its row is `failed`.
-    nodes = [helper.make_node(op, [x], [y]) for op, x, y in (("Relu", "x", "a"), ("Det", "a", "b"), ("Exp", "b", "y"))]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "d.onnx")
+    # Its CUDA provider has no Det, which alone would leave an output that is bound to the GPU as it was (1.31).
+    nodes = "a = Relu (x)  b = Det (a)  y = Exp (b)"
+    write_text(tmp_path / "d.onnx", f"g (float[batch, 3, 3] x) => (float[batch] y) {{ {nodes} }}")
     job = (
         "models: [{name: det, onnx: d.onnx}]\nengines: [ort-tuned]\nbatch_sizes: [2]\ndevice: cuda\n"
         "budget: {seconds: 0.2}\n"

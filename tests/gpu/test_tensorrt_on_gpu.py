@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from matrix_product import write_text
 from runs import Profiler, run_job, until
 
 from engines import device, trt
@@ -245,12 +244,7 @@ def test_a_capture_that_fails_leaves_plain_calls(tmp_path: Path, monkeypatch: py
 
 
 def det(path: Path) -> Path:
-    node = helper.make_node("Det", ["x"], ["y"], "determinant")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch"])
-    graph = helper.make_graph([node], "g", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return write_text(path, "g (float[batch, 3, 3] x) => (float[batch] y) { [determinant] y = Det (x) }")
 
 
 def test_failures_say_their_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from matrix_product import write_text
-from onnx import TensorProto, helper
 
 from engines import requirements
 from engines.catalog import PRESETS
@@ -34,21 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder with a factory, a graph of words, one with a fixed batch, one in fp16."""
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
-    write_graph("words.onnx", {"input_ids": TensorProto.INT64, "attention_mask": TensorProto.INT64}, ["n", "sequence"])
-    write_graph("fixed.onnx", {"x": TensorProto.FLOAT}, [2, 3])
-    write_graph("free.onnx", {"x": TensorProto.FLOAT}, ["n", 3])
+    ids = "int64[n, sequence] input_ids, int64[n, sequence] attention_mask"
+    write_text(Path("words.onnx"), f"g ({ids}) => (int64[n, sequence] y) {{ y = Identity (input_ids) }}")
+    for name, kind in (("fixed", "float[2, 3]"), ("free", "float[n, 3]"), ("half", "float16[n, 3]")):
+        write_text(Path(f"{name}.onnx"), f"g ({kind} x) => ({kind} y) {{ y = Identity (x) }}")
     write_text(Path("voice.onnx"), "g (float[n, samples] x, float[2, ?, 8] state) => (int64 y) { y = Size (x) }")
-    write_graph("half.onnx", {"x": TensorProto.FLOAT16}, ["n", 3])
     np.save("ids.npy", np.ones((2, 64), np.int64))
     return tmp_path
-
-
-def write_graph(name: str, inputs: dict[str, int], shape: list[Any]) -> None:
-    values = [helper.make_tensor_value_info(each, kind, shape) for each, kind in inputs.items()]
-    first, kind = next(iter(inputs.items()))
-    output = helper.make_tensor_value_info("y", kind, shape)
-    graph = helper.make_graph([helper.make_node("Identity", [first], ["y"])], "g", values, [output])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), name)
 
 
 def options(line: str) -> Run:

@@ -15,7 +15,6 @@ import onnx
 import pytest
 import torch
 from matrix_product import write_text
-from onnx import TensorProto, helper, numpy_helper
 
 from engines import requirements
 from engines.base import Memory, Unsupported
@@ -597,17 +596,11 @@ def tokens(path: Path, rows: int = 2, factor: int = 1, batch: int | str = "n") -
     """A graph that looks `ids` up in a table of so many rows, and returns the places of the largest logits."""
     generator = np.random.default_rng(0)
     tables = {"table": (rows, 8), "weight": (8, 6)}
-    constants = [numpy_helper.from_array(generator.normal(size=s).astype(np.float32), n) for n, s in tables.items()]
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"]),
-        helper.make_node("MatMul", ["rows", "weight"], ["logits"]),
-        helper.make_node("ArgMax", ["logits"], ["place"], axis=-1, keepdims=0),
-        helper.make_node("Mul", ["place", "factor"], ["next"]),
-    ]
-    ids, following = (helper.make_tensor_value_info(n, TensorProto.INT64, [batch, 4]) for n in ("ids", "next"))
-    constants.append(numpy_helper.from_array(np.array(factor, np.int64), "factor"))
-    graph = helper.make_graph(nodes, "tokens", [ids], [following], constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    weights = {name: generator.normal(size=shape).astype(np.float32) for name, shape in tables.items()}
+    nodes = "rows = Gather (table, ids)  logits = MatMul (rows, weight)"
+    nodes += "  place = ArgMax <axis = -1, keepdims = 0> (logits)  next = Mul (place, factor)"
+    ends = f"(int64[{batch}, 4] ids) => (int64[{batch}, 4] next)"
+    write_text(path, f"tokens {ends} {{ {nodes} }}", **weights, factor=np.array(factor, np.int64))
     model = ModelSource("tokens", onnx=path, inputs={"ids": (0, 2)})
     return case(model, engine="ort", precision="native")
 
