@@ -162,11 +162,13 @@ class EagerSession:
         operators, types = list[str](), Counter[str]()
 
         def see(operator: Any, args: Sequence[Any], _: Any) -> None:
-            operators.append(operator.__name__)
-            self.drops |= _drops(operator.__name__, args)
-            if operator.__name__ in _COMPUTE:
-                name = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
-                types[_SAME.get(name, name)] += 1
+            name: str = operator.__name__
+            operators.append(name)
+            may_drop = name.startswith(_MAY_DROP) and any(isinstance(value, float) and 0 < value < 1 for value in args)
+            self.drops |= name in _DROPS or may_drop
+            if name in _COMPUTE:
+                kind = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
+                types[_SAME.get(kind, kind)] += 1
 
         # A quantized layer's kernel depends on the batch. On a GPU another batch may search for algorithms for seconds;
         # the measured batch has just run.
@@ -293,11 +295,6 @@ class EagerSession:
 
 
 open_session = EagerSession
-
-
-def _drops(operator: str, args: Sequence[Any]) -> bool:
-    may_drop = operator.startswith(_MAY_DROP) and any(isinstance(value, float) and 0 < value < 1 for value in args)
-    return operator in _DROPS or may_drop
 
 
 def _to_numpy(tensor: torch.Tensor, copy: bool = False) -> Array:

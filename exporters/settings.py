@@ -21,14 +21,6 @@ def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], obj
     return lambda: getattr(owner, name, None), lambda value: setattr(owner, name, value)
 
 
-def _flushes_denormals() -> bool:
-    return bool(np.float32(2e-38) * np.float32(0.25) == 0)
-
-
-def _set_cores(cores: Sequence[int]) -> None:
-    os.sched_setaffinity(0, cores)
-
-
 _CUDA = torch.backends.cuda
 _REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
 _FLAGS: Mapping[str, tuple[Any, Sequence[str]]] = {
@@ -55,8 +47,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "default device": (torch.get_default_device, torch.set_default_device),
-    "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
-    "affinity": (lambda: sorted(os.sched_getaffinity(0)), _set_cores),
+    "flushing of denormals": (lambda: bool(np.float32(2e-38) * np.float32(0.25) == 0), torch.set_flush_denormal),
+    "affinity": (lambda: sorted(os.sched_getaffinity(0)), partial(os.sched_setaffinity, 0)),
     "nice": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
     "scheduler": (
         partial(os.sched_getscheduler, 0),
