@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
@@ -430,27 +430,39 @@ def run_all(
     `tick` is called a few times a second with the number of calls that have ended. The caller owns a running call once
     `adopt` returns an outcome for it.
     """
-    waiting, again = list(enumerate(calls)), set[int]()
-    running: dict[int, Child] = {}
     outcomes: dict[int, Outcome] = {}
+    with contextlib.closing(run_in_steps(calls, slots, outcomes, adopt)) as steps:
+        for done in steps:
+            tick(done)
+    return [outcomes[index] for index in sorted(outcomes)]
+
+
+def run_in_steps(
+    calls: Iterable[Call],
+    slots: int,
+    outcomes: dict[int, Outcome],
+    adopt: Callable[[int, Child], Outcome | None] = lambda number, child: None,
+) -> Generator[int]:
+    """Run the calls like `run_all`, a moment at each `next`; yield how many have ended. Close it to end all."""
+    waiting, again = list(enumerate(calls)), set[int]()
+    children: dict[int, Child] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < slots:
+        while waiting or children:
+            while waiting and len(children) < slots:
                 index, call = waiting.pop(0)
-                running[index] = Child(call)
-            for index, child in list(running.items()):
+                children[index] = Child(call)
+            for index, child in list(children.items()):
                 outcome = child.poll(0.05) or adopt(index, child)
                 if outcome is not None and outcome.status == "crashed" and index not in again:
                     again.add(index)
-                    running[index] = Child(child.call)
+                    children[index] = Child(child.call)
                 elif outcome is not None:
                     outcomes[index] = outcome
-                    del running[index]
-            tick(len(outcomes))
+                    del children[index]
+            yield len(outcomes)
     finally:
-        for child in running.values():
+        for child in children.values():
             child.kill()
-    return [outcomes[index] for index in sorted(outcomes)]
 
 
 def end_below(root: int | None, spared: Collection[int] = ()) -> None:

@@ -31,7 +31,7 @@ from profiler.machine.target import Target, available_memory_mib, usable_cores
 from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, run_all, run_one
+from profiler.processes.process import Call, run_in_steps, run_one
 from profiler.results.cells import cells
 from profiler.results.choice import contenders
 from profiler.results.result import Result, log_name, result_of
@@ -175,9 +175,19 @@ class Runner:
         """Return whether another `seconds` of work would exceed the run's time."""
         return time.monotonic() + seconds > self.deadline
 
-    def prepare(self, cases: Sequence[Case], holders: Holders) -> list[Task]:
-        """Prepare the cases' models; return a task for each. Raises ConfigError if a bare model cannot be loaded."""
-        config, doing = self.config, self.display.doing
+    def prepare(
+        self, cases: Sequence[Case], holders: Holders, beside: Callable[[], object] = lambda: None
+    ) -> list[Task]:
+        """Prepare the cases' models; return a task for each. Raises ConfigError if a bare model cannot be loaded.
+
+        Calls `beside` a few times a second meanwhile.
+        """
+        config = self.config
+
+        def doing(step: str, done: int, total: int) -> None:
+            self.display.doing(step, done, total)
+            beside()
+
         limits = self._uuid, self.deadline
         prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, *limits)
         failures = [model.failures["model"] for model in prepared.values() if "model" in model.failures]
@@ -189,9 +199,9 @@ class Runner:
         self.tasks |= {task.case.id: task for task in tasks}
         return tasks
 
-    def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor) -> list[Task]:
-        """Prepare the cases, wait for a quiet machine, and measure the roofs that they need."""
-        tasks = self.prepare(cases, supervisor.holders)
+    def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor, tasks: Sequence[Task] = ()) -> list[Task]:
+        """Prepare the cases unless their `tasks` are, wait for a quiet machine, and measure the roofs they need."""
+        tasks = list(tasks) or self.prepare(cases, supervisor.holders)
         supervisor.quiet.start()
         self._measure_roofs([task.case for task in tasks if failure(task.case, task.prepared) is None])
         return tasks
@@ -225,13 +235,13 @@ class Runner:
     def _measure_waves(
         self, waves: Sequence[Sequence[Case]], supervisor: Supervisor, late: Sequence[Case] = ()
     ) -> None:
-        waves, done = [wave for wave in (*waves, late) if wave], 0
+        waves, done, ready = [wave for wave in (*waves, late) if wave], 0, list[Task]()
         for number, wave in enumerate(waves):
             if self.is_over():
                 break
-            tasks = self._make_ready(wave, supervisor)
+            tasks = self._make_ready(wave, supervisor, ready)
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
-            supervisor.build_ahead(tasks)
+            ready = supervisor.build_ahead(tasks, *waves[number + 1 :])
             later = [case for wave in waves[number + 1 :] for case in wave]
             self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
             done += len(tasks)
@@ -454,11 +464,19 @@ class Supervisor:
     cold: dict[str, float | None] = field(default_factory=dict)
     """Seconds of each configuration's first build, by the id of its first replicate; later builds reuse its kernels.
     Other builds may have run beside it."""
+    compiled: set[str] = field(default_factory=set)
+    """Cases that were compiled ahead, even in vain."""
 
-    def build_ahead(self, tasks: Sequence[Task]) -> None:
-        """Compile cases side by side if their engines share kernels. Ignores failures: measuring reports them."""
-        first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
-        first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
+    def build_ahead(self, tasks: Sequence[Task], *later: Sequence[Case]) -> list[Task]:
+        """Compile cases side by side if their engines share kernels. Ignores failures: measuring reports them.
+
+        Idle cores compile cases of the `later` waves, too, and prepare the next wave; return its tasks if so.
+        """
+        first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
+        idle = self._idle_cores(len(first))
+        if idle:
+            room = max(0, min(idle // _CORES_PER_BUILD, _MOST_BUILDS - len(first)))
+            first |= {task.case.id: task for task in self._later(tasks, later)[:room]}
         slots = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS, len(first)))
         # Cases that compile nothing are measured first.
         seconds = sum(self.runner.estimate(t.case, self) for t in tasks if not ENGINES[t.case.engine].compiles)
@@ -466,14 +484,38 @@ class Supervisor:
             seconds += self.runner.estimate(task.case, self) / slots
             if self.runner.is_over(seconds):
                 del first[id_]
-        if len(first) > 1:
+        ready: list[Task] = []
+        if len(first) > 1 or (idle and later):
+            self.compiled |= first.keys()
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
-            doing = self.runner.display.doing
-            outcomes = run_all(calls, slots, lambda done: doing("compiling", done, len(calls)))
+            outcomes: dict[int, Outcome] = {}
+            with contextlib.closing(run_in_steps(calls, slots, outcomes)) as steps:
+                if idle and later:
+                    ready = self.runner.prepare(later[0], self.holders, lambda: next(steps, None))
+                for done in steps:
+                    self.runner.display.doing("compiling", done, len(calls))
             forget_choices()
-            built = zip(first, outcomes, strict=True)
+            built = ((id_, outcomes[number]) for number, id_ in enumerate(first))
             self.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
+        return ready
+
+    def _idle_cores(self, builds: int) -> int:
+        """Return the cores that these builds leave idle; 0 without builds, with few cores, or under --within."""
+        if not builds or _CORES_PER_BUILD == 1 or math.isfinite(self.runner.deadline):
+            return 0
+        return max(0, usable_cores() - builds * _CORES_PER_BUILD)
+
+    def _later(self, tasks: Sequence[Task], waves: Iterable[Iterable[Case]]) -> list[Task]:
+        """Return tasks that compile later cases of these tasks' models."""
+        models = {task.case.subject: task for task in tasks}
+        cases = [case for wave in waves for case in wave if case.subject in models]
+        later = [replace(models[case.subject], case=case) for case in cases]
+        return [task for task in later if self._compiles_ahead(task)]
+
+    def _compiles_ahead(self, task: Task) -> bool:
+        is_first = ENGINES[task.case.engine].shares_kernels and not task.case.replicate
+        return is_first and task.case.id not in self.compiled and failure(task.case, task.prepared) is None
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
         """Measure one case; build its engine in an earlier process, so that the build's memory does not count."""

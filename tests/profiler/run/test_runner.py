@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -334,26 +334,72 @@ def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
     return module.Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
 
 
+def building(asked: list[str]) -> Callable[..., Generator[int]]:
+    """Stand for run_in_steps: note what is to be built, and fail it in two steps."""
+
+    def run_in_steps(calls: list[Call], _: int, outcomes: dict[int, Outcome]) -> Generator[int]:
+        asked.extend(call.argument.case.id for call in calls)
+        yield 0
+        outcomes |= {number: Outcome("failed", "it is not told here") for number in range(len(calls))}
+        yield len(calls)
+
+    return run_in_steps
+
+
 @pytest.mark.parametrize(("left", "built"), [(math.inf, 4), (30.0, 0), (75.0, 2), (140.0, 4)])
 def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet, left: float, built: int
 ) -> None:
     asked: list[str] = []
 
-    def run_all(calls: list[Call], *_: object) -> list[Outcome]:
-        asked.extend(call.argument.case.id for call in calls)
-        return [Outcome("failed", "it is not told here") for _ in calls]
-
-    monkeypatch.setattr(module, "run_all", run_all)
+    monkeypatch.setattr(module, "run_in_steps", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: 1)
     monkeypatch.setattr(module, "origin_of", lambda *_: None)
     measure = supervisor(tmp_path, None, alone)
     measure.runner.is_over = lambda seconds: seconds > left
     measure.runner.estimate = lambda case, _: 25.0 if case.engine == "compiled" else 10.0
-    measure.runner.display = SimpleNamespace(doing=None)
+    measure.runner.display = SimpleNamespace(doing=lambda *_: None)
     compiled = [replace(case(), engine="compiled", variant=f"compiled{number}") for number in range(4)]
     measure.build_ahead([Task(each, Prepared(), Budget()) for each in (*compiled, case(), case("b"))])
     assert asked == [each.id for each in compiled[:built]]
+
+
+@pytest.mark.parametrize(
+    ("cores", "left", "built", "prepared"), [(2, math.inf, [], []), (8, 900.0, [], []), (8, math.inf, "fg", ["ort"])]
+)
+def test_idle_cores_compile_later_cases_and_prepare_the_next_wave(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: Quiet,
+    cores: int,
+    left: float,
+    built: str,
+    prepared: list[str],
+) -> None:
+    asked, ready = list[str](), list[str]()
+    monkeypatch.setattr(module, "run_in_steps", building(asked))
+    monkeypatch.setattr(module, "usable_cores", lambda: cores)
+    monkeypatch.setattr(module, "_CORES_PER_BUILD", 2 if cores > 2 else 1)
+    monkeypatch.setattr(module, "origin_of", lambda *_: None)
+
+    def prepare(cases: list[Case], _: object, beside: Callable[[], object]) -> list[Task]:
+        ready.extend(each.variant for each in cases)
+        while beside() is not None:
+            pass
+        return [Task(each, Prepared(), Budget()) for each in cases]
+
+    measure = supervisor(tmp_path, None, alone)
+    measure.runner = SimpleNamespace(
+        **vars(measure.runner) | {"deadline": left, "prepare": prepare},
+        is_over=lambda seconds: False,
+        estimate=lambda *_: 1.0,
+        display=SimpleNamespace(doing=lambda *_: None),
+    )
+    first, second, third = (replace(case(name), engine="compiled") for name in "fgh")
+    later = [[case("ort")], [second, replace(third, source=ModelSource("vgg11"))]]
+    tasks = measure.build_ahead([Task(first, Prepared(), Budget())], *later)
+    assert asked == [case(name).id for name in built], "the first and the second, of the same model"
+    assert [task.case.variant for task in tasks] == ready == prepared
 
 
 FORGED = [None, 3, -1.0, "soon", [], {}, [3], {"host": "x"}, {"host": [None]}, {"x": [math.nan]}, (), object]
