@@ -28,23 +28,33 @@ _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
 _POLL_S = 0.1
 
 
+def settled_utilization(nvml: Nvml, sleep: Callable[[float], None] = time.sleep) -> float | None:
+    """Return the GPU's utilization; while it is busy wait for up to a second, since it may include earlier work."""
+    busy, waited = nvml.utilization(), 0.0
+    while (busy or 0.0) >= CARD and waited < UTILIZATION_SECONDS + _POLL_S:
+        sleep(_POLL_S)
+        waited += _POLL_S
+        busy = nvml.utilization()
+    return busy
+
+
 class Card:
     """Sees other processes on a GPU; create it before this process uses the GPU. Without a GPU it sees nothing."""
 
     def __init__(self, nvml: Nvml, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._nvml = nvml
+        self._nvml, self._sleep = nvml, sleep
         self._others = nvml.pids() or frozenset()
         self._ours: frozenset[int] = frozenset()
         self._busy = nvml.utilization()
-        waited = 0.0
-        while (self._busy or 0.0) >= CARD and waited < UTILIZATION_SECONDS + _POLL_S:
-            sleep(_POLL_S)
-            waited += _POLL_S
-            self._busy = nvml.utilization()
 
     def opened(self) -> None:
-        """Call this as soon as this process uses the GPU: the new process is ours, whatever number NVML gives it."""
+        """Call this as soon as this process has a context: the new process is ours, whatever number NVML gives it.
+
+        A context runs no kernel, so creating it is a part of the wait for the end of earlier work.
+        """
         self._ours = (self._nvml.pids() or frozenset()) - self._others
+        if (self._busy or 0.0) >= CARD:
+            self._busy = settled_utilization(self._nvml, self._sleep)
 
     def share(self, since: float) -> float:
         """Return the share of the GPU's time that others used since `since` (time.time()). Never call it while timing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,12 +12,12 @@ import torch
 
 from engines.options import Device
 from profiler.machine import processor
-from profiler.machine.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_gpus
+from profiler.machine.nvml import Nvml, slowdowns, visible_gpus
 from profiler.machine.target import available_memory_mib
 from profiler.processes.messages import Report
 from profiler.results.roofline import MIB, Measured, widened
 from profiler.worker.clock import Clock, CpuClock, CudaClock, TimedCall
-from profiler.worker.disturbance import CARD, disturbances
+from profiler.worker.disturbance import CARD, disturbances, settled_utilization
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
@@ -29,9 +28,7 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
     """Measure the device's roofs, except those that fail. The argument is (device, precisions, seconds a kernel)."""
     device, precisions, seconds = argument
     nvml = Nvml(visible_gpus()[0].uuid if device == "cuda" else None)
-    if device == "cuda":
-        time.sleep(UTILIZATION_SECONDS)
-    used, before = nvml.utilization(), processor.read()
+    used, before = settled_utilization(nvml), processor.read()
     roofs = _roofs(device, precisions, min(seconds, _SECONDS))
     if device == "cuda":
         return Measured(roofs, used is not None and used < CARD and not slowdowns(nvml.read().reasons or 0))
