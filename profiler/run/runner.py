@@ -35,7 +35,7 @@ from profiler.processes.process import Call, run_in_steps, run_one
 from profiler.results.cells import cells
 from profiler.results.choice import contenders
 from profiler.results.result import Result, log_name, result_of
-from profiler.results.roofline import Measured, excess, precisions_needed
+from profiler.results.roofline import Measured, excess, precisions_needed, widened
 from profiler.results.run_folder import RunFolder
 from profiler.results.schema import check_result
 from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
@@ -211,6 +211,7 @@ class Runner:
         needed = {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}
         if not cases or self.is_over() or roofs.keys() >= needed:
             return
+        precisions = tuple(precision for precision in precisions if f"{precision}_tflops" not in roofs)
         self.display.doing("measuring peak FLOP/s and bandwidth")
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
         visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
@@ -224,7 +225,7 @@ class Runner:
         if not measured.roofs:
             self.display.announce(f"no roofline: the peaks could not be measured: {outcome.reason or f'see {log}'}")
         quiet = self.environment.get("roofs_quiet", True) and measured.quiet
-        self.environment |= {"roofs": {**measured.roofs, **roofs}, "roofs_quiet": quiet}
+        self.environment |= {"roofs": widened({**measured.roofs, **roofs}), "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
 
     def first_takes(self) -> dict[str, Result]:

@@ -27,6 +27,7 @@ from profiler.machine.target import Target
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.results.result import Kept, Result, Stage
+from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 from profiler.run import runner as module
@@ -302,6 +303,22 @@ def test_roofs_that_cannot_be_measured_are_none_and_in_doubt(tmp_path: Path, mon
     config, environment = config_of({"models": ["alexnet"], "engines": ["eager"]}), dict[str, Any]()
     Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], environment, Told())._measure_roofs([case()])
     assert environment == {"roofs": {}, "roofs_quiet": False}
+
+
+def test_a_later_wave_measures_only_the_roofs_that_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run_one(call: Call) -> Outcome:
+        asked.append(call.argument[1])
+        return Outcome("ok", value=Measured({"bf16_tflops": 0.5, "copy_gb_s": 11.0}, quiet=True))
+
+    monkeypatch.setattr(module, "run_one", run_one)
+    config, environment = config_of({"models": ["alexnet"], "engines": ["eager"]}), dict(QUIET)
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], environment, Told())
+    for precision in ("fp32", "bf16"):
+        runner._measure_roofs([case(precision=precision)])
+    assert asked == [("bf16",)]
+    assert environment["roofs"] == {"copy_gb_s": 10.0, "fp32_tflops": 1.0, "bf16_tflops": 1.0}, "fp32 is any type's"
 
 
 @pytest.mark.parametrize(
