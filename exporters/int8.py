@@ -23,6 +23,7 @@ from exporters.source import ModelError, ModelSource, TensorSpec, digest
 from exporters.weights import identified
 
 if TYPE_CHECKING:
+    import onnx
     from numpy.typing import NDArray
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")
@@ -113,34 +114,40 @@ def _cached(
 
 def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
     """Quantize the weights of products per channel, and activations at every call. Raises ModelError."""
-    import onnx
-
     source = identified(source)
 
     def write(fp32: Path, path: Path) -> None:
-        from onnxruntime.quantization import QuantType
-        from onnxruntime.quantization import quantize_dynamic as quantize_products
-
-        with _simplified(source, fp32, path) as (simplified, external):
-            model = onnx.load(simplified, load_external_data=False)
-            weights = {tensor.name for tensor in model.graph.initializer}
-            infos = [value for value in model.graph.value_info if value.name not in weights]
-            del model.graph.value_info[:]
-            model.graph.value_info.extend(infos)  # The quantizer transposes a Gemm's weights, but not their shapes.
-            onnx.save(model, simplified)
-            quantize_products(
-                simplified,
-                path,
-                op_types_to_quantize=["MatMul", "Gemm"],
-                per_channel=True,
-                weight_type=QuantType.QInt8,
-                use_external_data_format=external,
-                extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
-            )
+        write_dynamic(source, fp32, path)
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_onnx(path).graph.node):
             raise source.error("it has no matrix product with weights, and only those are computed in int8")
 
     return _cached(source, cache, [DYNAMIC], "products quantized", write)
+
+
+def write_dynamic(source: ModelSource, fp32: Path, path: Path, floats: Sequence[str] = ()) -> None:
+    """Quantize the products except the nodes of the names `floats`."""
+    import onnx
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as quantize_products
+
+    with _simplified(source, fp32, path) as (simplified, external):
+        model = onnx.load(simplified, load_external_data=False)
+        _name_nodes(model.graph)
+        weights = {tensor.name for tensor in model.graph.initializer}
+        infos = [value for value in model.graph.value_info if value.name not in weights]
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(infos)  # The quantizer transposes a Gemm's weights, but not their shapes.
+        onnx.save(model, simplified)
+        quantize_products(
+            simplified,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=list(floats),
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=external,
+            extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
+        )
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -266,6 +273,19 @@ def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[P
         yield simplified, external
 
 
+def float_weights(source: ModelSource, fp32: Path, path: Path) -> dict[str, onnx.TensorProto]:
+    """Return the weights of the graph that was quantized, by name; use the folder of `path` meanwhile."""
+    import onnx
+
+    with _simplified(source, fp32, path) as (simplified, _):
+        return {tensor.name: tensor for tensor in onnx.load(simplified).graph.initializer}
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    for place, node in enumerate(graph.node):
+        node.name = node.name or f"{node.op_type}_at_{place}"
+
+
 def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
     """Map each Add that can be a product's epilogue to its other input, by name; and name the other Adds.
 
@@ -276,8 +296,7 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
 
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
-    for place, node in enumerate(graph.node):
-        node.name = node.name or f"{node.op_type}_at_{place}"
+    _name_nodes(graph)
     onnx.save(model, path)
     adds = [node for node in graph.node if node.op_type == "Add"]
     maker = {name: node for node in graph.node for name in node.output}
@@ -299,21 +318,27 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
     """Remove the quantizer's pairs except on operands of WEIGHTED and on every Add's `residual` input."""
     import onnx
-    import onnx_ir as ir
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     model = onnx.load(path, load_external_data=False)
-    graph = model.graph
-    quantizers = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
-    pairs = {
-        node.output[0]: quantizers[node.input[0]].input[0]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] in quantizers
-    }
-    for node in graph.node:
+    pairs = pairs_of(model.graph)
+    for node in model.graph.node:
         for place, name in enumerate(node.input):
             source = pairs.get(name)
             if source is not None and node.op_type not in WEIGHTED and residual.get(node.name) != source:
                 node.input[place] = source
-    # Unread pairs go with their constants.
-    onnx.save(ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model), path)
+    onnx.save(without_unread(model), path)  # Unread pairs go with their constants.
+
+
+def pairs_of(graph: onnx.GraphProto) -> dict[str, str]:
+    """Map the result of each Q/DQ pair to the value that it rounds."""
+    quantizers = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    dequantizers = (node for node in graph.node if node.op_type == "DequantizeLinear")
+    return {node.output[0]: quantizers[node.input[0]] for node in dequantizers if node.input[0] in quantizers}
+
+
+def without_unread(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without nodes and constants that reach no output."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    return ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model)
