@@ -125,7 +125,7 @@ def _check_outputs(
     result.drawn = ", ".join(drawn_inputs(model.specs)) or None
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs = [[array.copy() for array in outputs]]  # The next run may overwrite them.
-    pairs, problems = _pairs(task, names, runs, reference)
+    pairs, problems = pairs_of(task, names, runs, reference)
     drawn = how_drawn(case.source, model.specs)
     finding = parity.judge(case.precision, list(map(parity.compare, pairs)), drawn)
 
@@ -138,7 +138,7 @@ def _check_outputs(
         except Exception as error:
             traceback.print_exc()
             result.warnings.append(Warning("no-parity", f"further items were not compared: {sentence(error)}"))
-        pairs, problems = _pairs(task, names, runs, reference)
+        pairs, problems = pairs_of(task, names, runs, reference)
     differences = list(map(parity.compare, pairs))
     if reference.dependent:
         text = "items depend on each other, so outputs differ at other batch sizes"
@@ -169,7 +169,7 @@ def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result:
     result.warnings.append(Warning("unchecked-outputs", f"{why}{differs}"))
 
 
-def _pairs(
+def pairs_of(
     task: Task, names: Sequence[str], runs: Sequence[Sequence[Array]], reference: parity.Outputs
 ) -> tuple[list[Pair], list[str]]:
     """Pair the outputs of all runs with the reference's, without padding; also list outputs that have no pair."""
@@ -347,9 +347,10 @@ def _mixed(case: Case, proof: Proof) -> bool:
     """Return whether types other than the requested one are expected.
 
     The runtime chooses which operators of a Q/DQ graph run in int8, and not all have an integer kernel; torchao
-    quantizes only linear layers. So 8 bits need only one product in 8 bits. A user's model may compute less than half
-    of its products in fp32, such as rotary embeddings or torch's plain attention, and any number in float64. So may
-    TensorRT 8's builder, where float32 is faster: in ConvNeXt all depthwise convolutions.
+    quantizes only linear layers. So 8 bits need only one product in 8 bits. A user's model, or a graph given for the
+    precision, may compute less than half of its products in fp32, such as rotary embeddings or torch's plain attention,
+    and any number in float64. So may TensorRT 8's builder, where float32 is faster: in ConvNeXt all depthwise
+    convolutions.
     """
     types = proof.compute_types or {}
     if case.precision in EIGHT_BITS:
@@ -357,7 +358,7 @@ def _mixed(case: Case, proof: Proof) -> bool:
     strays = _strays(case, types)
     requested = types.get(_TYPES.get(case.precision, ""), 0)
     wider = set(strays) == {"float32"} and requested > sum(strays.values())
-    is_own_code = case.source.kind == "factory"
+    is_own_code = case.source.kind == "factory" or case.precision in case.source.graphs
     return (wider and (is_own_code or bool(proof.weakly_typed))) or (is_own_code and set(strays) == {"float64"})
 
 

@@ -123,9 +123,11 @@ def test_what_should_be_known_is_remarked(asked: Case, ran: Proof, says: list[st
     assert all(re.match(pattern, str(warning)) for pattern, warning in zip(says, found, strict=True)), found
 
 
-def test_a_factorys_model_may_compute_a_few_products_in_fp32() -> None:
+def test_a_factorys_model_or_a_file_may_compute_a_few_products_in_fp32() -> None:
     few, own = proof({"bfloat16": 37, "float32": 12}), replace(case("bf16"), source=OWN)
+    file = replace(own, source=ModelSource("net", graphs={"bf16": Path("mixed.onnx")}))
     assert mismatch(own, few) is None
+    assert mismatch(file, few) is None
     assert "asked for bf16" in (mismatch(own, proof("float32")) or "")
     assert "asked for bf16" in (mismatch(case("bf16"), few) or "")
 
