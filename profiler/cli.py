@@ -24,11 +24,11 @@ from typer.core import TyperGroup
 from exporters.errors import printable
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, naming_limits
-from profiler.options import COMMANDS, Build, Doctor, Run, RunSuite, Suites
+from profiler.options import COMMANDS, Build, Doctor, Explain, Run, RunSuite, Suites
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which a run still writes its tables."""
-_LOADING = (Run, RunSuite, Build, Doctor)
+_LOADING = (Run, RunSuite, Build, Explain, Doctor)
 """Commands that load torch and the runtimes."""
 
 

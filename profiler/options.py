@@ -137,6 +137,20 @@ class Layers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Explain:
+    """Find the nodes that cost a 16-bit or int8 graph its accuracy, and write a graph that keeps them in float32."""
+
+    run: Path = _argument("A run's folder")
+    configuration: str = _option(
+        "The variant and precision to explain: ort/int8", default=MISSING, metavar="VARIANT/PRECISION"
+    )
+    model: str | None = _option("The model, if the run has several")
+    batch: int | None = _option("The batch size; by default the smallest", min=1)
+    setting: str | None = _option("Which shape: sequence=128; by default the first")
+    trust_code: bool = _trust_code()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Write a report as one page that loads nothing: what to deploy, charts, tables, environment and method."""
 
@@ -256,6 +270,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "run": (Run, "profiler.recommend.command:execute_run"),
     "build": (Build, "profiler.commands.build:execute"),
     "layers": (Layers, "profiler.commands.layers:execute"),
+    "explain": (Explain, "profiler.commands.explain:execute"),
     "report": (Report, "profiler.report.command:execute"),
     "recommend": (Recommend, "profiler.recommend.command:execute"),
     "compare": (Compare, "profiler.compare.command:execute"),

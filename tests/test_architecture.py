@@ -208,7 +208,8 @@ def test_only_what_the_program_saved_for_its_own_workers_is_unpickled():
 LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
 """Modules that must import fast, the lightest first."""
 PARENT = (
-    *("job.plan", "commands.listings", "commands.build", "commands.layers", "commands.query", "run.runner"),
+    *("job.plan", "commands.listings", "commands.build", "commands.layers", "commands.explain", "commands.query"),
+    "run.runner",
     *(f"{room}.command" for room in ("published", "compare", "report", "run", "recommend")),
 )
 """Modules that run in the parent process: every command."""

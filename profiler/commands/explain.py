@@ -1,0 +1,126 @@
+"""Find the nodes that cost a configuration its accuracy, and write the graph that keeps them in float32."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from engines.catalog import ENGINES
+from engines.options import EIGHT_BITS, Device
+from exporters.cache import default_root
+from profiler.errors import ConfigError, check_choice
+from profiler.job.case import Budget, Case, file_name
+from profiler.job.config import load_config
+from profiler.job.plan import make_plan
+from profiler.machine.target import resolve_device
+from profiler.options import Explain as Options
+from profiler.processes.forkserver import libraries
+from profiler.processes.holders import Holders
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call, run_one
+from profiler.results.reading import read_results
+from profiler.results.run_folder import without_foreign_code
+from profiler.run.prepare import Stages, failure
+from profiler.run.progress import Display
+from profiler.stats.intervals import rounds_interval
+from profiler.stats.samples import median
+from profiler.tables.numbers import counted, error, milliseconds, relative
+from profiler.tables.table import of_rows, words
+from profiler.tables.writers import print_table
+from profiler.worker.bisection import Explained
+from profiler.worker.task import Task, graph_of
+
+_SECONDS = 3600.0
+"""Time limit of all graphs together, without building engines."""
+_FEW, _SPREAD = 2, 0.25
+"""The error is spread if more units, and a larger share of them, have to stay in float32."""
+_FIELDS = [words("Node", "node"), words("Operator", "operator"), words("PyTorch module", "module")]
+
+
+def execute(options: Options, console: Console) -> int:
+    """Explain one configuration of a run; return 1 if that failed, else 0. Raises ConfigError."""
+    case, folders = _chosen(options)
+    why = case.unsupported
+    if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
+        why = f"{case.variant} runs no {case.precision} graph; give fp16, bf16 or int8 of a runtime of graphs"
+    if why:
+        raise ConfigError(f"--configuration {options.configuration}: {why}")
+    path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
+    path.parent.mkdir(exist_ok=True)
+    outcome = _explain(case, folders, path, console)
+    if outcome.status != "ok":
+        log = f" (log: {outcome.log})" if outcome.log else ""
+        console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
+        return 1
+    unit = "layer" if case.precision in EIGHT_BITS else "node"
+    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, unit)}\n"))
+    if outcome.value.nodes:
+        print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
+        use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
+        console.print(Text(use), soft_wrap=True)
+    return 0
+
+
+def _chosen(options: Options) -> tuple[Case, tuple[str, ...]]:
+    """Return the case of the configuration, and the folders of its model's code. Raises ConfigError."""
+    rows = read_results(options.run).filter(pl.col("pass") == "inference").sort("replicate", maintain_order=True)
+    rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
+    asked: dict[str, Any] = {"configuration": options.configuration, "model": options.model}
+    for column, value in (asked | {"batch": options.batch, "setting": options.setting}).items():
+        name = "batch_size" if column == "batch" else column
+        valid = sorted(rows[name].unique())
+        if value is not None:
+            check_choice(f"--{column}", str(value), [str(word) for word in valid])
+        elif column == "model" and len(valid) > 1:
+            raise ConfigError(f"--model: the configuration ran several; give one: {', '.join(valid)}")
+        rows = rows.filter(pl.col(name) == (valid[0] if value is None else value))
+    row, bench = rows.row(0, named=True), options.run / "bench.yaml"
+    device: Device = "cuda" if row["device"] == "cuda" else "cpu"
+    config = without_foreign_code(load_config(bench, device), options.run, "explain", options.trust_code)
+    case = next((case for case in make_plan(config, device) if case.id == row["case_id"]), None)
+    if case is None:
+        raise ConfigError(f"explain: {row['case_id']} is not in {bench}; give a configuration of the job")
+    return case, config.path
+
+
+def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:
+    logs = default_root() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with libraries() as facts, Display(console) as display, Holders() as holders:
+        gpu = resolve_device(case.device, facts).gpu
+        uuid = gpu.uuid if gpu else None
+        stages = Stages({case.subject: case.source}, Budget(), logs, folders, display.doing, [case], gpu=uuid)
+        stages.hold(holders)
+        stages.make()
+        prepared = stages.prepared[case.subject]
+        if why_not := failure(case, prepared):
+            return why_not
+        log, visible = logs / f"explain-{path.stem}.log", {"CUDA_VISIBLE_DEVICES": uuid or ""}
+        task = Task(case, prepared, Budget(seconds=1.0), uuid)
+        call = Call("profiler.worker.explain:explain", (task, path), log, _SECONDS, environment=visible, path=folders)
+        return run_one(call, lambda child: display.doing(f"{case.model}: {child.progress or 'compare graphs'}"))
+
+
+def told(explained: Explained, unit: str) -> str:
+    """State in a sentence the gain and the cost of float32; `unit` is a node or a layer."""
+    (nothing, everything, error_now), units = map(_error, explained.errors), counted(explained.units, unit)
+    if not explained.nodes:
+        cause = "look at weights and constants of few bits, or at types that the runtime chooses"
+        return f"{nothing}; with all {units} in float32 {everything}, so their type is not the cause: {cause}"
+    before, after = (median(ms) or math.nan for ms in zip(*explained.rounds, strict=True))
+    ends = rounds_interval([math.log(first / second) for first, second in explained.rounds])
+    speed = relative(math.sqrt(ends.low * ends.high), ends.low, ends.high)
+    is_spread = explained.count > max(_FEW, _SPREAD * explained.units)
+    return (
+        f"{nothing}; with {explained.count} of {units} in float32 {error_now}, {speed}: {milliseconds(before)} → "
+        f"{milliseconds(after)}{'; the error is spread over the graph: fewer do not suffice' * is_spread}"
+    )
+
+
+def _error(value: float) -> str:
+    return f"error {error(value)}" if math.isfinite(value) else "outputs are not finite"

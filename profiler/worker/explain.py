@@ -1,0 +1,99 @@
+"""Explain a case's error, in the worker: bisect its graph, compare outputs, and time the graph before and after."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import engines
+from engines.base import Feedable, Named, Session, Unsupported, ignore
+from engines.catalog import ENGINES
+from engines.device import new_stream
+from exporters.mixed import MixedGraph
+from profiler.processes.messages import Entered, Progress, Report
+from profiler.stats.samples import median
+from profiler.tables import numbers
+from profiler.worker import checks, parity
+from profiler.worker.bisection import Explained, Units, bisect
+from profiler.worker.clock import Clock, CpuClock, CudaClock
+from profiler.worker.sampling import warm_up
+from profiler.worker.task import Task, check_inputs, graph_of, make_job
+
+_ROUNDS, _ROUND_MS = 15, 30.0
+
+
+def explain(argument: tuple[Task, Path], report: Report) -> Explained:
+    """Find the nodes that cost the accuracy, and write the graph that keeps them in float32 to the path.
+
+    Raises Unsupported if no outputs can be compared, and the engine's own errors.
+    """
+    task, path = argument
+    case, fp32, file = task.case, task.prepared.onnx.get("fp32"), task.prepared.reference(task.case)
+    check_inputs(task)
+    assert file is not None, "an inference case has a reference"
+    reference = parity.Outputs.read(file)
+    if reference.unsteady:
+        raise Unsupported(f"nothing can be compared: {reference.unsteady}")
+    if case.device == "cuda":
+        torch.cuda.init()
+    clock = CudaClock(new_stream(ENGINES[case.engine].uses_pycuda)) if case.device == "cuda" else CpuClock()
+    job = make_job(task, lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
+    mixed = MixedGraph(case.source, job.graph, graph_of(case), fp32.path if fp32 else None)
+
+    @contextmanager
+    def opened(units: Units) -> Iterator[Session]:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            graph = Path(folder) / path.name if units else job.graph
+            if units:
+                mixed.write(units, graph)
+            inputs = tuple(array.copy() for array in job.inputs)  # A session may overwrite its own.
+            with closing(engines.open_session(case.engine, replace(job, onnx=graph, inputs=inputs))) as session:
+                yield session
+
+    def measure(units: Units) -> float:
+        with opened(units) as session:
+            error = _error(session, task, reference)
+        report(Progress(f"error {numbers.error(error)} with {len(units)} of {len(mixed.units)} parts in float32"))
+        return error
+
+    units, errors = bisect(mixed.feeders, measure)
+    nothing, everything, *_ = (*errors.values(), math.inf)
+    result = Explained(mixed.nodes(units), len(units), len(mixed.units), (nothing, everything, errors[units]))
+    if not units:
+        return result
+    mixed.write(units, path)
+    with opened(Units()) as before, opened(units) as after:
+        return replace(result, rounds=_time_in_turn(before, after, clock, task))
+
+
+def _error(session: Session, task: Task, reference: parity.Outputs) -> float:
+    """Return the largest error of outputs or hidden channels over the reference's items; infinity beside NaN."""
+    session.run(ignore)
+    runs = [[array.copy() for array in session.outputs()]]
+    names = session.output_names() if isinstance(session, Named) else list(reference.arrays)
+    if isinstance(session, Feedable):
+        items, batch = reference.items, task.case.batch_size
+        runs += parity.further_runs(session, task.prepared.specs, batch, runs[0], lambda number: number < items)
+    pairs, problems = checks.pairs_of(task, names, runs, reference)
+    if not pairs:
+        raise Unsupported(f"nothing can be compared: {'; '.join(problems)}")
+    differences = list(map(parity.compare, pairs))
+    errors = [difference.judged for difference in differences]
+    errors += [d.hidden.error for d in differences if d.hidden and d.hidden.counts(task.case.precision)]
+    return max(error if math.isfinite(error) else math.inf for error in errors)
+
+
+def _time_in_turn(before: Session, after: Session, clock: Clock, task: Task) -> tuple[tuple[float, float], ...]:
+    slower = max(warm_up(session, clock, task.budget)[0] for session in (before, after))
+    calls, rounds = max(1, int(_ROUND_MS / slower)), list[tuple[float, float]]()
+    for _ in range(_ROUNDS):
+        samples = (clock.time_calls(session.run, calls)[clock.headline] for session in (before, after))
+        first, second = (median(ms) or math.nan for ms in samples)
+        rounds.append((first, second))
+    return tuple(rounds)

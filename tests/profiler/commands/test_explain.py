@@ -1,0 +1,88 @@
+"""`explain`: a planted bad layer, found from the run's folder in the CPU's engines, and requests that are refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from able_engines import if_able
+from planted_nets import conv_net
+from runs import Profiler, run_job
+
+from profiler.commands.explain import told
+from profiler.worker.bisection import Explained
+
+pytestmark = pytest.mark.slow
+JOB = """
+models: [{name: net, onnx: net.onnx}, {name: other, onnx: net.onnx}]
+engines: [ort, openvino]
+precisions: [fp32, int8]
+batch_sizes: [1, 2]
+budget: {seconds: 0.01}
+exclude: [{model: other, precision: int8}, {precision: fp32, batch_size: 2}]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("explain")
+
+
+@pytest.fixture(scope="module")
+def bad(folder: Path) -> int:
+    return conv_net(folder / "net.onnx", 3)[1]
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, bad: int, profiler: Profiler) -> Path:
+    return run_job(profiler, folder, JOB, PROFILER_CACHE=str(folder / "cache"))
+
+
+@pytest.mark.parametrize("engine", ["ort", if_able("openvino")])
+def test_planted_layer_is_found_and_its_graph_is_accurate(
+    engine: str, run: Path, bad: int, folder: Path, profiler: Profiler
+) -> None:
+    words = ("explain", str(run), "--model", "net", "--configuration", f"{engine}/int8")
+    done = profiler(*words, cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert f"c{bad + 1} " in done.stdout
+    assert " of 10 layers in float32" in done.stdout
+    (graph,) = (run / "explain").glob(f"net-{engine}-*-b1-*.onnx")
+    assert f"variants: {{int8: {graph}}}" in done.stdout
+    x = np.random.default_rng(5).standard_normal((2, 3, 8, 8), np.float32)
+    ours, truth = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for path in (graph, folder / "net.onnx")
+    )
+    assert np.linalg.norm(ours - truth) < 0.2 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--configuration", "ort/fp32"], "ort runs no fp32 graph; give fp16, bf16 or int8"),
+        (["--configuration", "ort/int4"], "--configuration: unknown 'ort/int4'; did you mean 'ort/int8'?"),
+        (["--configuration", "ort/int8", "--batch", "3"], "--batch: unknown '3'; valid: 1, 2"),
+        (["--configuration", "ort/int8", "--model", "nett"], "--model: unknown 'nett'; did you mean 'net'?"),
+        (["--configuration", "ort/fp32"], "--model: the configuration ran several; give one: net, other"),
+    ],
+)
+def test_refused_requests(words: list[str], why: str, run: Path, folder: Path, command: Profiler) -> None:
+    given = ["--model", "net"] if "--model" not in words and "several" not in why else []
+    done = command("explain", str(run), *words, *given, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+
+
+def test_words_for_an_error_that_is_spread_or_not_of_the_nodes() -> None:
+    nodes, rounds = (("a", "Exp", ""),), ((1.0, 1.5),) * 15
+    few = told(Explained(nodes, 1, 54, (math.inf, 0.001, 0.012), rounds), "node")
+    assert few.startswith("outputs are not finite; with 1 of 54 nodes in float32 error 1.2e-2, 1.50× slower")
+    assert "spread" not in few
+    assert "spread over the graph" in told(Explained(nodes, 40, 54, (0.3, 0.0, 0.1), rounds), "layer")
+    none = told(Explained((), 0, 54, (0.3, 0.25, 0.3)), "node")
+    assert none.startswith("error 3.0e-1; with all 54 nodes in float32 error 2.5e-1, so their type is not the cause")
