@@ -29,7 +29,7 @@ from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
 from profiler.stats.intervals import rounds_interval
 from profiler.stats.samples import median
-from profiler.tables.numbers import counted, error, milliseconds, relative
+from profiler.tables.numbers import counted, error, milliseconds, points, relative
 from profiler.tables.table import of_rows, words
 from profiler.tables.writers import print_table
 from profiler.worker.bisection import Explained
@@ -116,6 +116,9 @@ def told(explained: Explained, unit: str) -> str:
     ends = rounds_interval([math.log(first / second) for first, second in explained.rounds])
     speed = relative(math.sqrt(ends.low * ends.high), ends.low, ends.high)
     is_spread = explained.count > max(_FEW, _SPREAD * explained.units)
+    if explained.accuracies:
+        was, now = map(points, explained.accuracies)
+        nothing, error_now = f"{nothing}, accuracy {was}", f"{error_now}, accuracy {now}"
     return (
         f"{nothing}; with {explained.count} of {units} in float32 {error_now}, {speed}: {milliseconds(before)} → "
         f"{milliseconds(after)}{'; the error is spread over the graph: fewer do not suffice' * is_spread}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -20,12 +21,14 @@ from profiler.processes.messages import Entered, Progress, Report
 from profiler.stats.samples import median
 from profiler.tables import numbers
 from profiler.worker import checks, parity
+from profiler.worker.accuracy import evaluate
 from profiler.worker.bisection import Explained, Units, bisect
 from profiler.worker.clock import Clock, CpuClock, CudaClock
 from profiler.worker.sampling import warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _ROUNDS, _ROUND_MS = 15, 30.0
+_SCORING_SECONDS = 60.0
 
 
 def explain(argument: tuple[Task, Path], report: Report) -> Explained:
@@ -69,7 +72,18 @@ def explain(argument: tuple[Task, Path], report: Report) -> Explained:
         return result
     mixed.write(units, path)
     with opened(Units()) as before, opened(units) as after:
-        return replace(result, rounds=_time_in_turn(before, after, clock, task))
+        accuracies = _accuracies(task, before, after) if task.prepared.labels else ()
+        return replace(result, rounds=_time_in_turn(before, after, clock, task), accuracies=accuracies)
+
+
+def _accuracies(task: Task, *sessions: Session) -> tuple[float, ...]:
+    """Return each session's mean score over the items that all could score in time."""
+    scores = []
+    for session in sessions:
+        end = perf_counter() + _SCORING_SECONDS
+        scores.append(evaluate(task, session, lambda end=end: perf_counter() < end)[0])  # type: ignore[misc]
+    items = min(map(len, scores))
+    return tuple(sum(part[:items]) / items for part in scores)
 
 
 def _error(session: Session, task: Task, reference: parity.Outputs) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,12 @@ def test_recommend_holds_the_end_of_the_interval_against_the_limit(run: Path, pr
     assert not barred and "accuracy_loss_high" in loose["best"]
     wrong = profiler("recommend", str(run), "--max-accuracy-loss", "much", cwd=run)
     assert wrong.returncode == 2 and "--max-accuracy-loss: 'much'" in wrong.stderr
+
+
+def test_explain_scores_the_graph_before_and_after(run: Path, profiler: Profiler) -> None:
+    done = profiler("explain", str(run), "--model", "digits", "--configuration", "ort/int8", cwd=run.parent.parent)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    before, after = map(float, re.findall(r"accuracy (\d+\.\d+) %", " ".join(done.stdout.split())))
+    row = pl.read_parquet(run / "results.parquet").filter(model="digits", variant="ort", precision="int8", replicate=0)
+    assert before == pytest.approx(100 * row["accuracy"].item(), abs=0.01) and 80 < after < 100
