@@ -207,6 +207,10 @@ class Begins(Text):
         return self.head(self.table(ids)[:, 0])
 
 
+def zeros():
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), (torch.zeros(2, 8),)
+
+
 def begins():
     return Begins(), (1 + torch.arange(8).repeat(2, 1),)
 
@@ -777,6 +781,13 @@ def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder: Path) -
     with torch.no_grad():
         whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 63)[0]))
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_examples_that_are_alike_do_not_look_like_a_remembered_output(folder: Path, measure: Measure) -> None:
+    model = ModelSource("zeros", factory="case_factories:zeros")
+    result = measure(case(model, batch_size=1))
+    assert (result.status, result.figures["rel_l2_error"]) == ("ok", 0.0)
+    assert "unchecked-outputs" not in kinds(result)
 
 
 def test_a_runtime_that_is_too_old_to_be_measured_makes_references(
