@@ -37,7 +37,7 @@ class Phase(StrEnum):
     MEASURE = "measure"
     ENERGY = "energy"
     CHECK = "check"
-    EVALUATE = "evaluate"
+    SCORE = "score"
     PROFILE = "profile"
     SERVE = "serve"
     END = "end"

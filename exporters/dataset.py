@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exporters.errors import nearest
-from exporters.inputs import item_axes, items_first, numpy_dtype, store
-from exporters.source import BATCH, ModelSource, TensorSpec
+from exporters.inputs import SEED, described, item_axes, items_first, numpy_dtype, store
+from exporters.metrics import metric_of
+from exporters.source import BATCH, ModelError, ModelSource, TensorSpec
 
 LABELS = "labels"
 MOST_BYTES = 2**31
-"""Most bytes of a dataset's inputs; further items are not read."""
+"""Most bytes of a dataset's inputs."""
 MOST_CALIBRATING = 64
 """Most items that calibrate int8, at most a tenth of all."""
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -25,163 +28,184 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SHORTER_SIDE = 256 / 224
 """Shorter side of an image before its center is cropped, as a multiple of the crop's."""
 _IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-Inputs = Mapping[str, NDArray[Any]]
-_FORMS = "DATA.npz, a folder of images with a folder a class, or package.module:function"
+Array = NDArray[Any]
+Items = tuple[Mapping[str, Array], Array | None]
+"""Inputs by name, items first, and labels."""
 
 
 def is_function(word: str) -> bool:
-    """Tell the name of a function from a path."""
-    return ":" in word and not Path(word).exists()
+    """Tell the name of a function from a path, without a look at the files."""
+    return ":" in word and "/" not in word
 
 
 def items_in(word: str) -> int | None:
-    """Count a dataset's items without reading them; None for a function and for a file without labels."""
-    if is_function(word):
-        return None
-    if Path(word).is_dir():
-        return len(_image_files(Path(word)))
-    with np.load(word) as file:
-        return len(file[LABELS]) if LABELS in file.files else None
+    """Count a dataset's items without reading them; None if that is unknown."""
+    if not is_function(word):
+        with contextlib.suppress(Exception):  # Preparing the model reports faults.
+            return len(_image_files(Path(word))) if Path(word).is_dir() else len(np.load(word)[LABELS])
+    return None
 
 
-def evaluated(items: int) -> int:
-    """Return how many of a dataset's items are evaluated; the others calibrate int8."""
+def scored_count(items: int) -> int:
+    """Return how many of a dataset's items are scored; the others calibrate int8."""
     return items - min(MOST_CALIBRATING, items // 10)
 
 
-def places(items: int) -> NDArray[np.int64]:
-    """Return the items' places in the user's order: first those to evaluate, then the evenly spaced others."""
-    calibrating = np.linspace(0, items, items - evaluated(items), endpoint=False, dtype=np.int64)
-    return np.concatenate([np.setdiff1d(np.arange(items), calibrating), calibrating])
+def item_order(items: int) -> NDArray[np.int64]:
+    """Order the items' indices at random: scored items first, then those that calibrate int8."""
+    return np.random.default_rng(SEED).permutation(items)
 
 
 def with_dataset(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], str]:
-    """Give the inputs the user's items, in the order of `places`; return also the labels' key in the cache, or "".
+    """Fill the inputs with the user's items in `item_order`; return them and the labels' key in the cache, or "".
 
-    Raises ModelError for data that cannot be read or do not fit the inputs.
+    Raises ModelError for data that cannot be read or do not fit the inputs, and for an unknown metric.
     """
     assert source.data is not None
-    holding = [spec for spec, axis in zip(specs, item_axes(specs), strict=True) if axis is not None]
-    with source.failing(f"reading {source.data}", f"give {_FORMS}"):
-        inputs, labels = _read(source, holding)
-    names = [spec.name for spec in holding]
+    by_item = [spec for spec, axis in zip(specs, item_axes(specs), strict=True) if axis is not None]
+    if not by_item:
+        raise source.error(f"data: the model has no input with items: {described(specs)}")
+    mend = "mend the function" if is_function(source.data) else "save arrays by numpy.savez, or images by class"
+    with source.failing(f"reading {source.data}", mend):
+        inputs, labels = _read(source, by_item)
+    names = [spec.name for spec in by_item]
     if strays := [name for name in inputs if name not in names]:
-        raise source.error(f"{source.data}: the model has no input {strays[0]!r}{nearest(strays[0], names)}")
+        raise source.error(f"{source.data}: the model has no input {strays[0]!r}{nearest(strays[0], [*names, LABELS])}")
     if missing := [name for name in names if name not in inputs]:
-        raise source.error(f"{source.data} has no array for input {missing[0]!r}; it has {', '.join(inputs)}")
-    counts = {name: len(array) for name, array in inputs.items()} | ({} if labels is None else {LABELS: len(labels)})
+        raise source.error(f"{source.data}: there is no array for input {missing[0]!r}")
+    arrays = {**inputs, **({} if labels is None else {LABELS: labels})}
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len({*counts.values()}) > 1 or 0 in counts.values():
         sizes = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
-        raise source.error(f"{source.data} has {sizes}: give as many of each, and at least one")
+        raise source.error(f"{source.data} has {sizes}; give one label an item, and at least one item")
+    for spec in by_item:
+        _check(source, spec, inputs[spec.name])
+    if labels is not None and (labels.dtype.kind not in "biuf" or not np.isfinite(labels).all()):
+        raise source.error(f"{source.data}: labels must be finite numbers, not {labels.dtype}; number the classes")
     if source.metric and labels is None:
         raise source.error(f"{source.data} has no labels, and metric {source.metric!r} needs them")
-    order = places(min(counts[names[0]], _most(inputs)))
-    for spec in holding:
-        _check(source, spec, inputs[spec.name])
+    if labels is not None:
+        with source.failing(f"importing metric {source.metric!r}", "give package.module:function"):
+            metric_of(source.metric, labels)
+    order = item_order(counts[names[0]])
     data = {name: store(array[order]) for name, array in inputs.items()}
     filled = tuple(replace(spec, data=data.get(spec.name, spec.data)) for spec in specs)
     return filled, "" if labels is None else store(labels[order])
 
 
-def _most(inputs: Mapping[str, NDArray[Any]]) -> int:
-    """Return how many items fit into MOST_BYTES."""
-    return max(1, MOST_BYTES // max(1, sum(array.nbytes // len(array) for array in inputs.values())))
-
-
-def _check(source: ModelSource, spec: TensorSpec, array: NDArray[Any]) -> None:
-    """Raise ModelError for items of another shape or type, and for values that are not finite."""
-    axis, free = _axis(spec), {named.axis for named in spec.named}
+def _check(source: ModelSource, spec: TensorSpec, array: Array) -> None:
+    """Raise ModelError for items of another shape or type, and for values that the input's type cannot hold."""
+    axis, free = spec.item_axis, {named.axis for named in spec.named}
     shape = [None if place in free else size for place, size in enumerate(spec.shape) if place != axis]
-    actual = f"{array.dtype} of shape {array.shape[1:]}"
+    actual = f"{source.data}: an item of input {spec.name!r} is {array.dtype} of shape {array.shape[1:]}"
     if len(shape) != array.ndim - 1 or any(a not in (None, b) for a, b in zip(shape, array.shape[1:], strict=True)):
         expected = tuple(size for place, size in enumerate(spec.shape) if place != axis)
-        raise source.error(f"{source.data}: an item of input {spec.name!r} is {actual}, the model takes {expected}")
-    kind = numpy_dtype(spec.dtype).kind
-    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and kind in "biu"):
-        raise source.error(f"{source.data}: an item of input {spec.name!r} is {actual}, the model takes {spec.dtype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise source.error(f"{source.data}: input {spec.name!r} holds NaN or infinity")
+        raise source.error(f"{actual}, the model takes {expected}")
+    dtype = numpy_dtype(spec.dtype)
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind in "biu"):
+        raise source.error(f"{actual}, the model takes {spec.dtype}")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if not (np.array_equal(cast, array) if dtype.kind in "biu" else np.isfinite(cast.astype(np.float64)).all()):
+        raise source.error(f"{actual}, with values that {spec.dtype} does not hold")
 
 
-def _read(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[Inputs, NDArray[Any] | None]:
-    """Return the inputs with their items first, and the labels."""
+def _read(source: ModelSource, specs: Sequence[TensorSpec]) -> Items:
     word = str(source.data)
     if is_function(word):
         module, _, name = word.partition(":")
-        return _stacked(getattr(importlib.import_module(module), name)(), specs)
+        return _stacked(source, getattr(importlib.import_module(module), name)(), specs)
     if Path(word).is_dir():
         return _images(source, Path(word), specs)
+    with zipfile.ZipFile(word) as file:
+        size = sum(member.file_size for member in file.infolist())
+    if size > MOST_BYTES:
+        raise _too_large(source)
     with np.load(word) as file:
         arrays = {name: file[name] for name in file.files}
     labels = arrays.pop(LABELS, None)
     if len(arrays) == len(specs) == 1:
         arrays = {specs[0].name: arrays.popitem()[1]}
-    axes = {spec.name: _axis(spec) for spec in specs}
+    axes = {spec.name: spec.item_axis for spec in specs}
     return {name: items_first(array, axes.get(name)) for name, array in arrays.items()}, labels
 
 
-def _axis(spec: TensorSpec) -> int | None:
-    return spec.fixed_axis if spec.batch_axis is None else spec.batch_axis
+def _too_large(source: ModelSource) -> ModelError:
+    return source.error(f"{source.data}: the inputs are over {MOST_BYTES // 2**30} GiB; give fewer items")
 
 
-def _stacked(pairs: Iterable[Any], specs: Sequence[TensorSpec]) -> tuple[Inputs, NDArray[Any] | None]:
-    """Stack what torch's Dataset or DataLoader yields: pairs of inputs and labels, or inputs alone."""
-    inputs: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in specs}
-    labels, size = list[NDArray[Any]](), 0
-    for pair in pairs:
-        values, label = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (pair, None)
+def _stacked(source: ModelSource, elements: Iterable[Any], specs: Sequence[TensorSpec]) -> Items:
+    """Stack what torch's Dataset or DataLoader yields: inputs and labels as a pair or in a dict, or inputs alone."""
+    inputs: dict[str, list[Array]] = {spec.name: [] for spec in specs}
+    labels, size = list[Array](), 0
+    for element in elements:
+        values, label = element if isinstance(element, tuple | list) and len(element) == 2 else (element, None)
+        if isinstance(element, Mapping) and LABELS not in inputs:
+            label = element.get(LABELS)
         listed = values if isinstance(values, tuple | list) else [values]
+        if not isinstance(values, Mapping) and len(listed) != len(specs):
+            expected = f"(inputs, labels), with inputs {', '.join(inputs)} as a tuple or a dict"
+            raise source.error(f"{source.data}: an element has {len(listed)} inputs; yield {expected}")
         named = values if isinstance(values, Mapping) else dict(zip(inputs, listed, strict=True))
+        if absent := [name for name in inputs if name not in named]:
+            raise source.error(f"{source.data}: an element lacks input {absent[0]!r}; it has {', '.join(named)}")
         is_item = False
         for spec in specs:
             array = _array(named[spec.name])
             is_item = array.ndim < len(spec.shape)
-            inputs[spec.name].append(array[None] if is_item else items_first(array, _axis(spec)))
+            inputs[spec.name].append(array[None] if is_item else items_first(array, spec.item_axis))
             size += array.nbytes
         if label is not None:
             labels.append(_array(label)[None] if is_item else _array(label))
         if size > MOST_BYTES:
-            break
-    arrays = {name: np.concatenate(parts) for name, parts in inputs.items() if parts}
-    return arrays, np.concatenate(labels) if labels else None
+            raise _too_large(source)
+    if not size:
+        raise source.error(f"{source.data} yielded no items")
+    return {name: np.concatenate(parts) for name, parts in inputs.items()}, np.concatenate(labels) if labels else None
 
 
-def _array(value: Any) -> NDArray[Any]:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+def _array(value: Any) -> Array:
+    if hasattr(value, "detach"):  # A tensor; NumPy has no bfloat16.
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value
+    return np.asarray(value)
 
 
-def _images(source: ModelSource, folder: Path, specs: Sequence[TensorSpec]) -> tuple[Inputs, NDArray[Any]]:
+def _images(source: ModelSource, folder: Path, specs: Sequence[TensorSpec]) -> Items:
     """Read images, one folder a class in the order of names: resized, center-cropped, with ImageNet's mean."""
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError:
         raise source.error(f"{folder}: a folder of images needs Pillow: pip install pillow") from None
     shape = [size for size in specs[0].shape if size != BATCH][-3:]
     if len(specs) != 1 or len(shape) != 3 or shape[0] not in (1, 3):
-        raise source.error(f"{folder}: images fit a single input of 1 or 3 channels; give DATA.npz or a function")
+        raise source.error(f"{folder}: images fit a single input of 1 or 3 channels; give a .npz file or a function")
     channels, height, width = map(int, shape)
     files = _image_files(folder)
     if not files:
-        raise source.error(f"{folder}: no images ({', '.join(_IMAGES)}) in folders of it, one folder a class")
-    count = min(len(files), MOST_BYTES // (4 * channels * height * width))
-    chosen = [files[n] for n in np.linspace(0, len(files), count, endpoint=False, dtype=int)]
-    images = np.empty((count, channels, height, width), np.float32)
-    for number, (file, _) in enumerate(chosen):
-        with Image.open(file) as image:
-            images[number] = _prepared(image.convert("RGB" if channels == 3 else "L"), height, width)
-    return {specs[0].name: images}, np.array([label for _, label in chosen])
+        raise source.error(f"{folder}: there are no images ({', '.join(_IMAGES)}) in subfolders, one for each class")
+    if 4 * len(files) * channels * height * width > MOST_BYTES:
+        raise _too_large(source)
+    images = np.empty((len(files), channels, height, width), np.float32)
+    for number, (file, _) in enumerate(files):
+        with source.failing(f"reading {file}", "remove it, or save it again"), Image.open(file) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
+            images[number] = _prepared(upright, height, width, Image.Resampling.BILINEAR)
+    return {specs[0].name: images}, np.array([label for _, label in files])
 
 
 def _image_files(folder: Path) -> list[tuple[Path, int]]:
-    """List the images with the places of their classes."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [(f, n) for n, c in enumerate(classes) for f in sorted(c.rglob("*")) if f.suffix.lower() in _IMAGES]
+    """List the images with the places of their classes; a folder without images is no class."""
+    folders = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    listed = [sorted(file for file in path.rglob("*") if file.suffix.lower() in _IMAGES) for path in folders]
+    return [(file, number) for number, files in enumerate(filter(None, listed)) for file in files]
 
 
-def _prepared(image: Any, height: int, width: int) -> NDArray[np.float32]:
+def _prepared(image: Any, height: int, width: int, filter: Callable[..., Any] | int) -> Array:
     """Resize, crop and normalize an image to [channels, height, width]."""
     scale = _SHORTER_SIDE * max(height / image.height, width / image.width)
-    image = image.resize((max(width, round(image.width * scale)), max(height, round(image.height * scale))))
+    size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+    image = image.resize(size, filter)
     x, y = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.asarray(image.crop((x, y, x + width, y + height)), np.float32) / 255
     pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]

@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 def store(array: NDArray[Any]) -> str:
     """Put real values into the cache, since specs travel with every case; return their sha256."""
     file = io.BytesIO()
-    np.save(file, array)
+    np.save(file, array, allow_pickle=False)
     key = hashlib.sha256(file.getvalue()).hexdigest()
     Cache().entry("inputs", key, ".npy", lambda path: path.write_bytes(file.getvalue()))
     return key
@@ -137,8 +137,7 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
         raise source.error(f"input {spec.name!r}: {path} holds no array ({error}); save it by numpy.save") from None
     if items != tuple(size for size in spec.shape if size != BATCH) or is_empty:
         raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
-    axis = spec.fixed_axis if spec.batch_axis is None else spec.batch_axis
-    return replace(spec, data=store(items_first(array, axis)))
+    return replace(spec, data=store(items_first(array, spec.item_axis)))
 
 
 def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.dataset import evaluated
+from exporters.dataset import MOST_CALIBRATING, scored_count
 from exporters.inputs import distinct_items, fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
 from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx
@@ -87,7 +87,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     specs = input_specs(source)
     files = [] if source.calibration is None else calibration_files(source.calibration, specs)
     data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py", "dataset.py")]
-    items = _drawn_items(source, specs)
+    items = _calibration_starts(source, specs)
 
     def write(fp32: Path, path: Path) -> None:
         write_quantized(source, fp32, feeds(files, named(source, fp32, specs), items), placement, path)
@@ -189,8 +189,8 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
     return batch
 
 
-def _drawn_items(source: ModelSource, specs: Sequence[TensorSpec]) -> Sequence[int]:
-    """Return the first item of each calibrating batch if there are no files, apart from evaluated items of the data.
+def _calibration_starts(source: ModelSource, specs: Sequence[TensorSpec]) -> Sequence[int]:
+    """Return where each calibrating batch starts, among unscored items of the data.
 
     Raises ModelError if there are too few.
     """
@@ -198,14 +198,15 @@ def _drawn_items(source: ModelSource, specs: Sequence[TensorSpec]) -> Sequence[i
     if source.data is None or total is None or source.calibration is not None:
         return range(SEEDED_ITEMS if fixed is None else 1)
     size = fixed or 1
-    items = range(evaluated(total), total - size + 1, size)
+    items = range(scored_count(total), total - size + 1, size)
     if not items:
-        raise source.error(f"int8 calibrates on a tenth of the data: give at least {10 * size} items, or calibration")
+        count = f"{total - scored_count(total)} items, a tenth of the data and at most {MOST_CALIBRATING}"
+        raise source.error(f"int8 calibrates on {count}, and a batch has {size}; give more data, or `calibration`")
     return items
 
 
 def feeds(files: list[Path], specs: Sequence[TensorSpec], items: Sequence[int]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield batches of one item, by input, so that calibration needs little memory; `items` count without files."""
+    """Yield batches of one item, by input, to save memory, from the files or else from `items` on."""
     for file in files:
         for item in opened(file, specs[0]):
             if not np.isfinite(item).all():

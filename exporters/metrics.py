@@ -1,4 +1,4 @@
-"""Score a model's outputs by its user's labels: an item's score is from 0 to 1, and higher is better."""
+"""Score outputs by labels: 0 to 1 for each item, higher is better."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ Array = NDArray[Any]
 Scores = NDArray[np.float64]
 """One for each item."""
 Metric = Callable[[Any, Array], Any]
-"""Takes outputs and labels, items first; a single output comes alone, several as a tuple in the model's order."""
+"""Takes outputs and labels, items first; a single output comes alone, several as a tuple."""
 _IGNORED = -100
 """Label of a token that does not count, as in torch.nn.CrossEntropyLoss."""
 
 
 def metric_of(word: str | None, labels: Array) -> Metric:
-    """Return the metric, by default the labels': "top1" for whole numbers, else "relative-error". Imports a user's."""
-    word = word or ("top1" if labels.dtype.kind in "biu" else "relative-error")
+    """Return the metric, by default "top1" for classes, also as floats or one-hot, else "relative-error".
+
+    Imports a user's function.
+    """
+    if word is None:
+        word = "top1" if labels.dtype.kind in "biu" or np.array_equal(labels, np.round(labels)) else "relative-error"
     if word in METRICS:
         return METRICS[word]
     module, _, name = word.partition(":")
@@ -40,25 +44,39 @@ def score(metric: Metric, outputs: Any, labels: Array) -> Scores:
 
 
 def _top1(outputs: Any, labels: Array) -> Scores:
-    """Return 1 for an item whose highest score is its label's, else 0; of several labels an item, the share.
+    """Return the share of each item's labels that have the highest score; outputs that are not finite miss.
 
     An output of classes themselves, as scikit-learn's graphs have it, is compared with the labels.
     """
     for scores in outputs if isinstance(outputs, tuple) else (outputs,):
+        if scores.shape == labels.shape and scores.ndim == 2 and _is_one_hot(labels):
+            labels = labels.argmax(axis=1)
         if scores.shape == labels.shape and scores.dtype.kind in "biu":
             return _share(scores == labels, labels)
         if scores.shape[:-1] == labels.shape and scores.shape[-1] > 1:
-            return _share(scores.argmax(axis=-1) == labels, labels)
+            return _share(_hits(scores, labels, axis=-1), labels)
         if scores.ndim > 2 and scores.shape[:1] + scores.shape[2:] == labels.shape:
-            return _share(scores.argmax(axis=1) == labels, labels)
+            return _share(_hits(scores, labels, axis=1), labels)
     raise ModelError(
-        f"no output holds scores of classes for labels of shape {labels.shape}; give `metric`, a function of "
-        "outputs and labels"
+        f"no output holds scores of classes for labels of shape {labels.shape}; give `metric`, a function of outputs "
+        "and labels"
     )
 
 
+def _is_one_hot(labels: Array) -> bool:
+    return bool(((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all())
+
+
+def _hits(scores: Array, labels: Array, axis: int) -> Array:
+    classes = scores.shape[axis]
+    counted = labels[labels != _IGNORED]
+    if counted.size and not 0 <= counted.min() <= counted.max() < classes:
+        bad = counted.max() if counted.max() >= classes else counted.min()
+        raise ModelError(f"there is a label {bad:g}, and the output has classes 0 to {classes - 1}")
+    return np.asarray((scores.argmax(axis=axis) == labels) & np.isfinite(scores.max(axis=axis)))
+
+
 def _share(hits: Array, labels: Array) -> Scores:
-    """Return the share of each item's labels that were hit."""
     counts = np.asarray(labels != _IGNORED).reshape(len(labels), -1)
     hit = hits.reshape(len(labels), -1) & counts
     share: Scores = hit.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)

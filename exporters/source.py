@@ -19,7 +19,7 @@ BATCH = "batch"
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Suffixes of PyTorch's files of weights."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]
-COMPUTED = ("files", "graphs", "weights", "state", "options", "step", "inputs")
+COMPUTED = ("files", "graphs", "weights", "state", "options", "step", "inputs", "labels")
 """Prefixes of `Identity.changes` after which the network computes something else."""
 Shapes = Mapping[str, Sequence[int | str]]
 """Sizes and symbols of inputs, by name."""
@@ -102,6 +102,11 @@ class TensorSpec:
         """Axis of the items; None if the batch is fixed."""
         return self.shape.index(BATCH) if BATCH in self.shape else None
 
+    @property
+    def item_axis(self) -> int | None:
+        """Axis of the items, in a free or a fixed batch; None for an input that all items share."""
+        return self.fixed_axis if self.batch_axis is None else self.batch_axis
+
     def at(self, batch: int) -> tuple[int, ...]:
         """Return the shape at a batch size."""
         return tuple(batch if size == BATCH else int(size) for size in self.shape)
@@ -151,7 +156,7 @@ class ModelSource:
     data: str | None = None
     """The user's items: a .npz file, a folder of images, or "package.module:function"."""
     metric: str | None = None
-    """Score of the outputs: a word of METRICS (profiler/worker/accuracy.py), or "package.module:function"."""
+    """Score of the outputs: a word of METRICS in exporters/metrics.py, or "package.module:function"."""
     layer: Conv2d | None = None
     network: str | None = None
     """The canonical network's name in the catalog, if `name` is another."""

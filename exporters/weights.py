@@ -68,11 +68,11 @@ def static_parts(source: ModelSource) -> dict[str, Any]:
     """Return the parts of the identity that do not need the model itself."""
     # Texts, since JSON has neither sets nor numbers as keys; pprint sorts a set only if it is wider than a line.
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
-    parts: dict[str, Any] = {
-        "kind": source.kind,
-        "options": options,
-        "inputs": repr(list(with_inputs(source).specs or ())),
-    }
+    source = with_inputs(source)
+    parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(list(source.specs or ()))}
+    if source.labels:
+        modules = [source.metric.partition(":")[0]] if source.metric and ":" in source.metric else []
+        parts["labels"] = [source.labels, source.metric, code(modules)]
     if source.graphs:
         parts["graphs"] = {precision: _file_hashes(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:

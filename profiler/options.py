@@ -71,12 +71,12 @@ class Run:
         metavar="NAME=AXIS",
     )
     data: str | None = _option(
-        "With a model: items to measure and score: FILE.npz with an array for each input and labels, a folder of "
-        "images with a folder a class, or package.module:function, which yields (inputs, labels)"
+        "With a model: your items: FILE.npz with an array for each input and `labels`, a folder with a subfolder of "
+        "images for each class, or package.module:function, which yields (inputs, labels)"
     )
     metric: str | None = _option(
-        "With --data: top1, relative-error, or package.module:function of outputs and labels, which returns an item's "
-        "score, from 0 to 1, for each"
+        "With --data: top1, relative-error, or package.module:function, which takes outputs and labels and returns a "
+        "score from 0 to 1 for each item"
     )
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
@@ -176,7 +176,7 @@ class Recommend:
     max_memory_mib: list[str] = _several("Maximum peak memory (MiB)")
     max_error: list[str] = _several("Maximum error bound, by default 0.01 (training: gradient_error, by default none)")
     max_accuracy_loss: list[str] = _several(
-        "Maximum loss of accuracy on the runs' --data, such as 0.5%: the end of its 95 % interval"
+        "Maximum loss of accuracy on the runs' data, in percentage points such as 0.5%: the end of its interval"
     )
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"

@@ -90,7 +90,7 @@ def _data(word: str, info: ValidationInfo) -> str:
         return word
     path = _below_yaml(_folder_of_yaml(info) / word, info)
     if not (path.is_dir() or (path.suffix == ".npz" and named_files.is_file(path))):
-        raise mistake(f"there is no folder or .npz file {path}; or give package.module:function")
+        raise mistake(f"there is no folder and no .npz file {path}; save one by numpy.savez, or name a function")
     return str(path)
 
 
@@ -233,6 +233,8 @@ class ModelEntry(_Strict):
             )
         if self.inputs and not self.is_file:
             raise mistake("inputs need an .onnx file; a factory returns its inputs: (module, example_inputs)", "inputs")
+        if self.metric and not self.data:
+            raise mistake("a metric needs data with labels", "metric")
         if self.batch and not self.is_file and (not self.factory or self.input is not None):
             raise mistake("the inputs are known: the batch is their first axis; leave batch out", "batch")
         if self.is_file and (self.weights or self.options):

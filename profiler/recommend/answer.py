@@ -64,7 +64,8 @@ class Request:
                 words += [f"--{name.rstrip('_')}", value]
         for limit in self.limits:
             percentile = FIGURES[limit.figure].percentile
-            words += [LIMITED_BY[limit.figure], f"{f'p{percentile}=' if percentile else ''}{limit.value:g}"]
+            value = f"{100 * limit.value:g}%" if FIGURES[limit.figure].unit == "points" else f"{limit.value:g}"
+            words += [LIMITED_BY[limit.figure], f"{f'p{percentile}=' if percentile else ''}{value}"]
         return [*words, "--allow-uncalibrated"] if self.allow_uncalibrated else words
 
 

@@ -196,16 +196,22 @@ def read_limits(options: Options | Run) -> tuple[Limit, ...]:
         for word in getattr(options, option.removeprefix("--").replace("-", "_"), ()):
             percentile, _, number = word.rpartition("=")
             try:
-                in_percent = number.endswith("%") and FIGURES[by_prefix[""]].unit == "points"
-                number = number.removesuffix("%") if in_percent else number
-                value = float(number) / (100 if in_percent else 1) if percentile in by_prefix else math.nan
+                value = _limit(number, FIGURES[by_prefix[""]].unit) if percentile in by_prefix else math.nan
             except ValueError:
                 value = math.nan
             if not 0 < value < math.inf:
                 forms = "".join(f", or {prefix}=2" for prefix in by_prefix if prefix)
-                raise ConfigError(f"{option}: '{word}' is no limit; give a number greater than 0{forms}")
+                number = "a percentage such as 0.5%" if FIGURES[by_prefix[""]].unit == "points" else "a number"
+                raise ConfigError(f"{option}: '{word}' is no limit; give {number} greater than 0{forms}")
             limits.append(Limit(by_prefix[percentile], value))
     return tuple(limits)
+
+
+def _limit(text: str, unit: str) -> float:
+    """Read a limit; one in percentage points ends in % and is below 100. Raises ValueError."""
+    if unit != "points":
+        return float(text)
+    return float(text.removesuffix("%")) / 100 if text.endswith("%") and float(text[:-1]) < 100 else math.nan
 
 
 def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
@@ -355,7 +361,7 @@ def kept_out(choice: Choice) -> str:
             why = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
             if cell["accuracy_loss"] is not None:
                 loss = f"accuracy loss {amount('accuracy_loss', *_ends(cell, 'accuracy_loss'))}"
-                return f"{why}: {cell['name']}, {figure}, {loss}; --max-accuracy-loss judges it by your data"
+                return f"{why}: {cell['name']}, {figure}, {loss}; use --max-accuracy-loss 0.5% to judge by your data"
             return f"{why}: {cell['name']}, {figure}; --max-error {allowed} admits it"
     return ""
 

@@ -201,7 +201,7 @@ def _merged(name: str) -> pl.Expr:
     column, dtype = pl.col(name), CELLS[name]
     counted = column.filter(_COUNTS)
     if name in _OF_ONE:
-        return column.drop_nulls().first()
+        return column.get(pl.sum_horizontal(pl.col("accuracy_loss", "accuracy").is_not_null()).arg_max())
     if name in ("samples", "error_items"):
         return counted.sum()
     if name == "throttled":

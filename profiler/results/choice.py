@@ -94,7 +94,7 @@ class Limit:
         if self.figure == "accuracy_loss":
             loss, have = cell[self.figure], None
             if loss < self.value:
-                code, have = "few-items", items_needed(cell["accuracy_items"], loss, value, self.value)
+                code, have = "too-wide", items_needed(cell["accuracy_items"], loss, value, self.value)
             return Reason(code, loss, self.value, low, high, figure=self.figure, have=have)
         place = (cell.get("worst") or "") if self.figure == "error" else ""
         return Reason(code, value, self.value, low, high, figure=self.figure, text=place)
@@ -168,9 +168,9 @@ def choose(
     cells: pl.DataFrame, figure: str = "latency_ms", limits: Sequence[Limit] = (), allow_uncalibrated: bool = False
 ) -> Choice:
     """Choose among cells of one model and pass; they may be of several batches and machines."""
-    has_error = any(limit.figure in ("error", "accuracy_loss") for limit in limits)
-    allow_uncalibrated = allow_uncalibrated or has_error
-    default = [Limit("error", MAX_ERROR)] if not has_error and "inference" in cells["pass"] else []
+    limits_quality = any(limit.figure in ("error", "accuracy_loss") for limit in limits)
+    allow_uncalibrated = allow_uncalibrated or limits_quality
+    default = [Limit("error", MAX_ERROR)] if not limits_quality and "inference" in cells["pass"] else []
     limits = (*limits, *default)
     sign = -1 if figure in HIGHER else 1
 

@@ -158,7 +158,7 @@ _DECLARED: tuple[Group | Column, ...] = (
     _figure("top1_agreement", "Top-1", unit="share", better="more"),
     _figure("accuracy", "Accuracy", unit="share", better="more", shown=Shown.TERMINAL, expendable=4),
     _column("accuracy_items", "Items scored", type=COUNT, shown=Shown.REPORT),
-    _loss("accuracy_loss", "Loss", noun="accuracy loss", limit="--max-accuracy-loss"),
+    _loss("accuracy_loss", "Acc. loss", noun="accuracy loss", limit="--max-accuracy-loss"),
     _error("loss_error", "Loss error"),
     _error("gradient_error", "Gradient error", noun="error", shown=Shown.TERMINAL, expendable=3),
     Group.ROOFLINE,

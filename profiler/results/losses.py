@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,18 +16,24 @@ from profiler.stats.paired import mean_loss
 _LOSS = ("accuracy_loss", *ends_of("accuracy_loss"))
 
 
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the batch size, and what else must be equal in a row and its base."""
+    return row["batch_size"], *(row[key] for key in GROUP if key != "batch_size")
+
+
 def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl.DataFrame:
     """Return a run's rows with the loss and its interval, over the items that both sides scored."""
     scored = [row for row in rows.select("case_id", "is_base", *GROUP).to_dicts() if scores.get(row["case_id"])]
-    bases = {tuple(row[key] for key in GROUP): row["case_id"] for row in scored if row["is_base"]}
+    # The base may have failed at one batch size; an item's score hardly depends on it.
+    bases = {key: row["case_id"] for row in scored if row["is_base"] for key in (_place(row), _place(row)[1:])}
     losses = []
     for row in scored:
-        base = bases.get(tuple(row[key] for key in GROUP))
-        if base == row["case_id"]:
-            losses.append((base, 0.0, 0.0, 0.0))
-        elif base is not None:
-            sides = zip(scores[base], scores[row["case_id"]], strict=False)
-            loss, interval = mean_loss(*np.array(list(sides)).T)
-            losses.append((row["case_id"], loss, interval.low, interval.high))
+        base, ours = bases.get(_place(row)) or bases.get(_place(row)[1:]), row["case_id"]
+        if base == ours:
+            losses.append((ours, 0.0, 0.0, 0.0))
+        elif base is not None and any(scores[base]):  # A base that is never right has nothing to lose.
+            items = min(len(scores[base]), len(scores[ours]))
+            loss, interval = mean_loss(np.array(scores[base][:items]), np.array(scores[ours][:items]))
+            losses.append((ours, loss, interval.low, interval.high))
     columns = pl.DataFrame(losses, {"case_id": pl.String} | dict.fromkeys(_LOSS, pl.Float64), orient="row")
     return rows.drop(_LOSS).join(columns, on="case_id", how="left", maintain_order="left").select(*RESULTS)

@@ -21,8 +21,12 @@ COMPARATIVES = {
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
-    "accuracy_loss": "no accuracy loss: the base and this one need scores on --data",
+    "accuracy_loss": "accuracy loss was not measured: score this one and the base with --data and labels",
 }
+
+
+_MOST_ITEMS = 1_000_000
+"""Nobody labels more."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,9 @@ def _missed(reason: Reason) -> str:
     return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
 
 
-def _few_items(reason: Reason) -> str:
-    items = f"about {numbers.count(reason.have or 0)} items would tell"
+def _too_wide(reason: Reason) -> str:
+    needed = reason.have or 0.0
+    items = "too close to tell" if needed > _MOST_ITEMS else f"about {numbers.count(needed)} items would decide"
     return f"{_held(reason)}, the limit is {_given(reason.figure, reason.limit)}: {items}"
 
 
@@ -127,7 +132,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "equivalent": lambda reason: f"as good ({_worse(reason)})",
     "over": _missed,
     "under": _missed,
-    "few-items": _few_items,
+    "too-wide": _too_wide,
     "unknown": _unknown,
     "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
     "unmeasured": lambda reason: f"{numbers.counted(int(reason.value or 0), 'case')} did not fit into the time",

@@ -55,9 +55,9 @@ class Result:
     proof: Proof | None = None
     warnings: list[Warning] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    """Score from 0 to 1 of each evaluated item of the user's data."""
-    scored: list[int] = field(default_factory=list)
-    """Places of these items in the user's data."""
+    """Score from 0 to 1 of each scored item of the user's data, in the order of exporters.dataset.item_order."""
+    data_items: int | None = None
+    """Items of the user's data, with those that calibrate."""
     layers: list[dict[str, Any]] = field(default_factory=list)
     """Rows of layers.parquet with `layer`, `kind`, `nodes` and `ms`, in running order; empty without --profile."""
     phases: dict[str, float] = field(default_factory=dict)

@@ -19,8 +19,9 @@ import polars as pl
 from filelock import FileLock, Timeout
 
 from exporters import named_files
-from exporters.dataset import is_function
+from exporters.dataset import is_function, item_order
 from exporters.errors import printable
+from exporters.metrics import METRICS
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, write_whole
 from profiler.errors import ConfigError, naming_limits, resuming
@@ -290,7 +291,7 @@ def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
 
 
 def _scores(run_id: str, results: Iterable[Result]) -> list[tuple[str, str, int, float]]:
-    pairs = ((result.case_id, zip(result.scored, result.scores, strict=True)) for result in results)
+    pairs = ((r.case_id, zip(item_order(r.data_items or 0).tolist(), r.scores, strict=False)) for r in results)
     return [(run_id, case_id, item, score) for case_id, scores in pairs for item, score in scores]
 
 
@@ -334,8 +335,8 @@ def without_foreign_code(config: Config, folder: Path, option: str, trusted: boo
         return config
     factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
     factories += config.training.losses
-    words = [word for entry in config.models for word in (entry.data, entry.metric) if word]
-    factories += [word for word in words if is_function(word)]
+    factories += [entry.data for entry in config.models if entry.data and is_function(entry.data)]
+    factories += [entry.metric for entry in config.models if entry.metric and entry.metric not in METRICS]
     if named := ", ".join(factories):
         places = ", ".join(map(str, config.import_from))
         advice = "read that code, then add --trust-code"

@@ -207,6 +207,8 @@ def open_job(options: Options) -> JobFile | ModelJob:
 def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: str | None = None) -> Config:
     """Validate the job for a device of this kind; the command's options replace its keys."""
     config = job.config(kind, _overrides(options), hardware)
+    if options.max_accuracy_loss and not any(entry.data for entry in config.models):
+        raise ConfigError("--max-accuracy-loss needs --data with labels, in a job `data` of the model")
     if options.resume is not None:
         config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
     return config

@@ -372,7 +372,8 @@ class Runner:
             spent += seconds
             if result.status == "ok":
                 is_cached = engine.shares_kernels or engine.builds is not None
-                self.last_seconds[task.case.engine] = seconds - is_cached * result.phases.get(Phase.BUILD, 0.0)
+                once = result.phases.get(Phase.SCORE, 0.0) + is_cached * result.phases.get(Phase.BUILD, 0.0)
+                self.last_seconds[task.case.engine] = seconds - once
             self._record(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))

@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
-from exporters.dataset import evaluated, items_in
+from exporters.dataset import items_in, scored_count
 from exporters.inputs import file_specs
 from exporters.source import ModelError
 from profiler.errors import WHEN_IDLE
@@ -87,8 +87,8 @@ def _scoring(cases: Sequence[Case]) -> Iterator[str]:
         items = items_in(str(data))
         if items is not None:
             sizes = sorted({case.batch_size for case in parts})
-            calls = listed(f"{math.ceil(evaluated(items) / size):,} calls at batch {size}" for size in sizes)
-            yield f"Besides, each of {counted(len(parts), 'inference case')} scores {data} once: {calls}."
+            calls = listed(f"{math.ceil(scored_count(items) / size):,} calls a case at batch {size}" for size in sizes)
+            yield f"Scoring {data} adds {calls}."
 
 
 def _missing_inputs(cases: Sequence[Case]) -> dict[str, str]:

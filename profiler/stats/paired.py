@@ -8,43 +8,35 @@ import numpy as np
 
 from profiler.stats.samples import Floats, Interval, student
 
-_Z = 1.959964
-"""The normal quantile at 0.975."""
-_STEPS = 40
-"""Halvings in the search for an end: to 1e-12."""
+_PSEUDO = 4
+"""Pseudo-items: half lose and half gain a whole score."""
+_LEVEL = 0.975
 
 
 def mean_loss(base: Floats, ours: Floats) -> tuple[float, Interval]:
     """Return the mean of `base - ours`, scores of the same items in the same order, and its interval.
 
-    Hits and misses (0 and 1) have Tango's score interval for paired proportions, which has a width even if all items
-    agree (Statistics in Medicine 17, 1998, 891-908); other scores have Student's for the mean difference.
+    It is Student's for the mean difference, with the spread of the items and four pseudo-items, so that it has a width
+    even if all items agree, and covers rare large losses that few items show. After the adjusted intervals of Agresti
+    and Coull (American Statistician 52, 1998) and, for pairs, of Agresti and Min (Statistics in Medicine 24, 2005).
     """
     losses = base - ours
     mean, items = float(losses.mean()), len(losses)
-    if np.isin(losses, (-1.0, 0.0, 1.0)).all():
-        lost, gained = int((losses > 0).sum()), int((losses < 0).sum())
-        return mean, Interval(-_end(gained, lost, items), _end(lost, gained, items))
-    reach = float(student(0.975, items - 1)) * float(losses.std(ddof=1)) / math.sqrt(items) if items > 1 else 1.0
+    reach = float(student(_LEVEL, items + _PSEUDO - 1)) * math.sqrt(_squares(losses) + _PSEUDO) / items
     return mean, Interval(max(mean - reach, -1.0), min(mean + reach, 1.0))
 
 
-def _end(lost: int, gained: int, items: int) -> float:
-    """Return the upper end of the loss: the largest whose score statistic is within the normal quantile."""
-    low, high = (lost - gained) / items, 1.0
-    for _ in range(_STEPS):
-        loss = (low + high) / 2
-        linear = (2 * items - lost + gained) * loss - lost - gained
-        root = linear**2 + 8 * items * gained * loss * (1 - loss)
-        share = (math.sqrt(root) - linear) / (4 * items)  # The most likely share of gained items at this loss.
-        deviation = math.sqrt(max(items * (2 * share + loss * (1 - loss)), 1e-300))
-        inside = (items * loss - lost + gained) / deviation < _Z
-        low, high = (loss, high) if inside else (low, loss)
-    return low
+def _squares(losses: Floats) -> float:
+    return float(np.square(losses - losses.mean()).sum())
 
 
 def items_needed(items: int, loss: float, high: float, limit: float) -> int:
-    """Return about how many items bring the interval's end below the limit, for a loss below it, to two digits."""
-    needed = math.ceil(items * ((high - loss) / (limit - loss)) ** 2)
+    """Return about how many items bring the interval's end to the limit, for a loss below it, to two digits."""
+    deviation = ((high - loss) * items / float(student(_LEVEL, items + _PSEUDO - 1))) ** 2
+    variance, quantile = max(deviation - _PSEUDO, 0.0) / items, float(student(_LEVEL, 1e9))
+    # Solve quantile * sqrt(variance * n + _PSEUDO) / n = limit - loss for n.
+    room = (limit - loss) ** 2
+    linear = quantile**2 * variance
+    needed = math.ceil((linear + math.sqrt(linear**2 + 4 * _PSEUDO * quantile**2 * room)) / (2 * room))
     unit = int(10 ** max(0, len(str(needed)) - 2))
     return -(-needed // unit) * unit

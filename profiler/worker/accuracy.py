@@ -8,28 +8,35 @@ import numpy as np
 
 from engines.base import Array, Feedable, Named, Session, ignore
 from exporters.calls import chosen
-from exporters.dataset import evaluated, places
-from exporters.inputs import distinct_items, seeded_inputs, stored
+from exporters.dataset import scored_count
+from exporters.inputs import TensorSpec, distinct_items, seeded_inputs, stored
 from exporters.metrics import metric_of, score
 from exporters.source import ModelError
 from profiler.worker.parity import axes_of
 from profiler.worker.task import Task
 
 
-def is_evaluated(task: Task) -> bool:
-    """Tell whether the case's outputs are scored: in its first process, since the others compute the same."""
+def is_scored(task: Task) -> bool:
+    """Tell whether the case's outputs are scored: in its first process, at the shape of the user's items."""
     case = task.case
-    return bool(task.prepared.labels) and case.pass_ == "inference" and not case.replicate and not task.only_fits
+    if not task.prepared.labels or case.pass_ != "inference" or case.replicate or task.only_fits:
+        return False
+    by_item = [spec for spec in task.prepared.specs if spec.data and spec.item_axis is not None]
+    return all(stored(spec.data).shape[1:] == _item_shape(spec) for spec in by_item)
 
 
-def evaluate(task: Task, session: Session, goes_on: Callable[[], bool]) -> tuple[list[float], list[int]]:
-    """Return the scores of the first items, while `goes_on()`, and the places of all items to evaluate.
+def _item_shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(size for axis, size in enumerate(spec.at(1)) if axis != spec.item_axis)
+
+
+def score_items(task: Task, session: Session, goes_on: Callable[[], bool]) -> list[float]:
+    """Return the scores of the first items, while `goes_on()`.
 
     Raises ModelError for outputs or a metric that give no scores.
     """
     specs, batch, source = task.prepared.specs, task.case.batch_size, task.case.source
     labels, items = stored(task.prepared.labels), distinct_items(specs) or 0
-    total = evaluated(items)
+    total = scored_count(items)
     metric, scores = metric_of(source.metric, labels), list[float]()
     assert isinstance(session, Feedable), "an engine that takes a dataset takes other inputs"
     for first in range(0, total, batch):
@@ -42,7 +49,7 @@ def evaluate(task: Task, session: Session, goes_on: Callable[[], bool]) -> tuple
         if not outputs:
             raise ModelError("no output of the model holds items")
         scores += score(metric, outputs if len(outputs) > 1 else outputs[0], part).tolist()
-    return scores, places(items)[:total].tolist()
+    return scores
 
 
 def _with_items(
@@ -53,6 +60,6 @@ def _with_items(
     names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
     for place in chosen(selected, names):
         output = outputs[place]
-        axis = next((axis for axis in (0, *axes) if output.shape[axis : axis + 1] == (batch,)), None)
+        axis = next((axis for axis in (*axes, 0) if output.shape[axis : axis + 1] == (batch,)), None)
         if axis is not None:
             yield np.moveaxis(output, axis, 0)[:count]

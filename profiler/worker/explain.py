@@ -21,7 +21,7 @@ from profiler.processes.messages import Entered, Progress, Report
 from profiler.stats.samples import median
 from profiler.tables import numbers
 from profiler.worker import checks, parity
-from profiler.worker.accuracy import evaluate
+from profiler.worker.accuracy import score_items
 from profiler.worker.bisection import Explained, Units, bisect
 from profiler.worker.clock import Clock, CpuClock, CudaClock
 from profiler.worker.sampling import warm_up
@@ -81,7 +81,7 @@ def _accuracies(task: Task, *sessions: Session) -> tuple[float, ...]:
     scores = []
     for session in sessions:
         end = perf_counter() + _SCORING_SECONDS
-        scores.append(evaluate(task, session, lambda end=end: perf_counter() < end)[0])  # type: ignore[misc]
+        scores.append(score_items(task, session, lambda end=end: perf_counter() < end))  # type: ignore[misc]
     items = min(map(len, scores))
     return tuple(sum(part[:items]) / items for part in scores)
 

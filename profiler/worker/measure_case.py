@@ -17,15 +17,16 @@ from engines.catalog import ENGINES
 from engines.device import new_stream
 from engines.options import PRECISION_TABLE, Options, float_part
 from exporters import build_model
+from exporters.dataset import scored_count
 from exporters.errors import sentence
-from exporters.inputs import seeded_inputs
+from exporters.inputs import distinct_items, seeded_inputs
 from profiler.job.case import Case
 from profiler.machine.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, clock, disturbance
-from profiler.worker.accuracy import evaluate, is_evaluated
+from profiler.worker.accuracy import is_scored, score_items
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
@@ -88,10 +89,10 @@ def measure_case(task: Task, report: Report) -> Result:
     expected_ms = _warm_up(session, bench, result)
     _measure(session, bench, expected_ms, result)
     _check(job, session, bench, expected_ms, result)
-    if result.status == "ok" and is_evaluated(task):
+    if result.status == "ok" and is_scored(task):
         bench.keep(result, Stage.VERIFIED)
-        bench.enter(Phase.EVALUATE)
-        _evaluate(task, session, bench, expected_ms, result)
+        bench.enter(Phase.SCORE)
+        _score(task, session, bench, expected_ms, result)
     if task.profile and result.status == "ok":
         bench.keep(result, Stage.CHECKED)
         bench.enter(Phase.PROFILE)
@@ -226,16 +227,16 @@ def _run_own_inputs(session: Renewable, bench: Bench, expected_ms: float) -> Non
     session.run(ignore)
 
 
-def _evaluate(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
+def _score(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
     try:
-        scores, places = evaluate(task, session, lambda: bench.remaining() > 2 * expected_ms / 1000)
+        result.scores = score_items(task, session, lambda: bench.remaining() > 2 * expected_ms / 1000)
     except Exception as error:
         traceback.print_exc()
         result.warnings.append(Warning("no-accuracy", sentence(error)))
         return
-    result.scores, result.scored = scores, places[: len(scores)]
-    if len(scores) < len(places):
-        text = f"{len(scores):,} of {len(places):,} items were scored before the timeout"
+    result.data_items = distinct_items(task.prepared.specs)
+    if len(result.scores) < (total := scored_count(result.data_items or 0)):
+        text = f"{len(result.scores):,} of {total:,} items were scored before the timeout"
         result.warnings.append(Warning("few-items", text))
 
 

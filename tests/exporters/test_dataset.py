@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
-from exporters.dataset import evaluated, items_in, places, with_dataset
+from exporters import dataset
+from exporters.dataset import item_order, items_in, scored_count, with_dataset
 from exporters.inputs import seeded_inputs, stored
 from exporters.source import ModelError, ModelSource, TensorSpec
 
@@ -24,7 +26,7 @@ X, Y = np.arange(48, dtype=np.float32).reshape(24, 2), np.arange(24)
 def of(*specs: TensorSpec, data: Any, metric: str | None = None) -> tuple[list[Any], Any]:
     """Return all evaluated items by input, and their labels."""
     filled, labels = with_dataset(ModelSource("mine", data=str(data), metric=metric), specs)
-    count = evaluated(24)
+    count = scored_count(24)
     return seeded_inputs(filled, count), stored(labels)[:count] if labels else None
 
 
@@ -41,18 +43,18 @@ def by_name() -> Iterator[Any]:
         yield {"mask": np.full(5, n, np.float32), "ids": np.full(5, n)}, n
 
 
-def test_a_tenth_of_the_items_calibrates_and_is_never_scored() -> None:
-    order = places(24)
-    assert sorted(order) == list(range(24)) and evaluated(24) == 22
-    assert set(order[22:]) == {0, 12}
-    assert evaluated(9) == 9 and evaluated(100_000) == 100_000 - 64
+def test_a_random_tenth_of_the_items_calibrates_and_is_never_scored() -> None:
+    assert sorted(item_order(24)) == list(range(24)) and scored_count(24) == 22
+    assert scored_count(9) == 9 and scored_count(100_000) == 100_000 - 64
+    # Ten classes in turn, as sets of digits have them: a stride of ten would calibrate on one of them.
+    assert len({*(item_order(600)[scored_count(600) :] % 10)}) == 10
 
 
 @pytest.mark.parametrize("data", ["file", f"{__name__}:items", f"{__name__}:batches"])
 def test_file_dataset_and_loader_give_the_same_items(data: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=X, labels=Y)
     (x,), labels = of(IMAGE, data=tmp_path / "data.npz" if data == "file" else data)
-    scored = places(24)[:22]
+    scored = item_order(24)[:22]
     assert np.array_equal(x, X[scored]) and np.array_equal(labels, scored)
 
 
@@ -71,11 +73,13 @@ def test_images_are_read_by_class_resized_and_normalized(tmp_path: Path) -> None
         for n in range(12):
             pixels = np.full((10, 14, 3), 100 * number, np.uint8)
             Image.fromarray(pixels).save(tmp_path / name / "more" / f"{n:02}.png")
+    for stray in (".checkpoints", "bird"):  # Neither a hidden folder nor an empty one is a class.
+        (tmp_path / stray).mkdir()
     assert items_in(str(tmp_path)) == 24
     (x,), labels = of(TensorSpec("x", ("batch", 3, 8, 6), "float32"), data=tmp_path)
-    assert x.shape == (22, 3, 8, 6) and labels.tolist() == [0] * 11 + [1] * 11
-    expected = (np.array([0.0, 100 / 255])[:, None] - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
-    assert np.allclose(x[[0, -1], :, 4, 3], expected, atol=1e-6)
+    assert x.shape == (22, 3, 8, 6) and {*labels} == {0, 1}
+    expected = (labels[:, None] * 100 / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
+    assert np.allclose(x[:, :, 4, 3], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,12 @@ def test_images_are_read_by_class_resized_and_normalized(tmp_path: Path) -> None
         ({"x": X, "labels": Y[:3]}, "24 of x, 3 of labels"),
         ({"x": X[:, :1], "labels": Y}, r"float32 of shape \(1,\), the model takes \(2,\)"),
         ({"x": X, "z": X, "labels": Y}, "no input 'z'"),
-        ({"x": np.full_like(X, np.nan), "labels": Y}, "NaN"),
+        ({"x": np.full_like(X, np.nan), "labels": Y}, "values that float32 does not hold"),
+        ({"x": X, "labels": Y.astype(str)}, "number the classes"),
+        ({"x": X, "labels": np.full(24, np.nan)}, "finite numbers"),
+        ({"x": X, "labels": np.int64(3)}, "0 of labels"),
         ({"labels": Y}, "no array for input 'x'"),
+        ({"y": X, "z": X}, "no input 'y'"),
         ({"x": X[:0], "labels": Y[:0]}, "at least one"),
         ({"x": X.astype(str), "labels": Y}, "the model takes float32"),
     ],
@@ -106,3 +114,44 @@ def test_a_metric_needs_labels_and_a_file_must_be_one(tmp_path: Path) -> None:
         of(IMAGE, data=tmp_path / "data.npz")
     with pytest.raises(ModelError, match="reading nowhere:function failed"):
         of(IMAGE, data="nowhere:function")
+
+
+def test_values_must_fit_the_models_type(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=-X.astype(np.int64), labels=Y)
+    with pytest.raises(ModelError, match="values that uint8 does not hold"):
+        of(replace(IMAGE, dtype="uint8"), data=tmp_path / "data.npz")
+    np.savez(tmp_path / "data.npz", x=1e5 * X, labels=Y)
+    with pytest.raises(ModelError, match="values that float16 does not hold"):
+        of(replace(IMAGE, dtype="float16"), data=tmp_path / "data.npz")
+
+
+def triples() -> Iterator[Any]:
+    return iter([(X[0], 0, "path")])
+
+
+def halves() -> Iterator[Any]:
+    return iter([{"x": torch.ones(2, dtype=torch.bfloat16, requires_grad=True), "labels": 1}] * 24)
+
+
+def others() -> Iterator[Any]:
+    return iter([({"z": X[0]}, 0)])
+
+
+def test_a_function_says_what_it_should_yield() -> None:
+    with pytest.raises(ModelError, match=r"3 inputs; yield \(inputs, labels\), with inputs x"):
+        of(IMAGE, data=f"{__name__}:triples")
+    with pytest.raises(ModelError, match="lacks input 'x'; it has z"):
+        of(IMAGE, data=f"{__name__}:others")
+    with pytest.raises(ModelError, match="yielded no items"):
+        of(IMAGE, data="builtins:list")
+    (x,), labels = of(IMAGE, data=f"{__name__}:halves")
+    assert x.shape == (22, 2) and labels.tolist() == [1] * 22
+    assert items_in(f"{__name__}:halves") is None
+
+
+def test_large_data_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "MOST_BYTES", 100)
+    np.savez_compressed(tmp_path / "data.npz", x=X, labels=Y)
+    for data in (tmp_path / "data.npz", f"{__name__}:items"):
+        with pytest.raises(ModelError, match="give fewer items"):
+            of(IMAGE, data=data)

@@ -30,9 +30,12 @@ def tokens(axis: int) -> Any:
         ((np.zeros((2, 5, 7)), SCORES), CLASSES, [1, 0]),
         (tokens(2), TOKENS, [1, 2 / 3]),
         (tokens(1), TOKENS, [1, 2 / 3]),
-        (np.array([[3.0, 4.0], [6.0, 0.0]]), np.array([[3.0, 4.0], [3.0, 0.0]]), [1, 0]),
-        (np.array([[3.0, 3.0]]), np.array([[3.0, 4.0]]), [0.8]),
-        (np.array([[np.nan, 3.0]]), np.array([[3.0, 4.0]]), [0]),
+        (SCORES, CLASSES.astype(float), [1, 0]),
+        (SCORES, np.eye(3)[CLASSES], [1, 0]),
+        (np.where(np.arange(2)[:, None] == 0, np.nan, SCORES), np.array([0, 2]), [0, 1]),
+        (np.array([[3.5, 4.0], [7.0, 0.0]]), np.array([[3.5, 4.0], [3.5, 0.0]]), [1, 0]),
+        (np.array([[3.3, 3.3]]), np.array([[3.3, 4.4]]), [0.8]),
+        (np.array([[np.nan, 3.0]]), np.array([[3.3, 4.0]]), [0]),
     ],
 )
 def test_defaults_follow_the_labels(outputs: Any, labels: Any, scores: list[float]) -> None:
@@ -57,3 +60,10 @@ def test_labels_that_fit_no_output_ask_for_a_metric() -> None:
         score(metric_of(None, CLASSES), np.zeros((2, 1)), CLASSES)
     with pytest.raises(ModelError, match="give `metric`"):
         score(metric_of("relative-error", CLASSES), np.zeros((2, 7)), CLASSES)
+
+
+def test_a_label_that_is_no_class_is_refused() -> None:
+    with pytest.raises(ModelError, match="a label 3, and the output has classes 0 to 2"):
+        score(metric_of(None, CLASSES), SCORES, np.array([3, 0]))
+    with pytest.raises(ModelError, match="a label -1"):
+        score(metric_of(None, CLASSES), SCORES, np.array([-1, 0]))

@@ -15,7 +15,7 @@ import torch
 from runs import Profiler, run_job
 from sklearn.datasets import load_digits
 
-from exporters.dataset import evaluated, places
+from exporters.dataset import item_order, scored_count
 
 TRAINED = 900
 NETS = f"""
@@ -92,7 +92,7 @@ def test_each_item_is_scored_like_by_an_independent_script(run: Path, rows: dict
         "ort": session.run(None, {session.get_inputs()[0].name: x})[0].argmax(1) == labels,
     }
     scores = pl.read_parquet(run / "scores.parquet")
-    scored = places(len(x))[: evaluated(len(x))]
+    scored = item_order(len(x))[: scored_count(len(x))]
     for variant, hits in expected.items():
         row = rows[f"digits/{variant}/fp32"]
         mine = scores.filter(case_id=row["case_id"])
@@ -124,13 +124,25 @@ def test_recommend_holds_the_end_of_the_interval_against_the_limit(run: Path, pr
 
     tight = answer("--max-accuracy-loss", "0.001%")
     codes = {f"{loser['name']}": [reason["code"] for reason in loser["reasons"]] for loser in tight["losers"]}
-    assert codes["ort int8"] in (["few-items"], ["over"])
+    assert codes["ort int8"] in (["too-wide"], ["over"])
     assert tight["best"]["name"] == "eager fp32"  # Its own loss is none.
     loose = answer("--max-accuracy-loss", "20%")
-    barred = [loser for loser in loose["losers"] if {r["code"] for r in loser["reasons"]} & {"few-items", "over"}]
+    barred = [loser for loser in loose["losers"] if {r["code"] for r in loser["reasons"]} & {"too-wide", "over"}]
     assert not barred and "accuracy_loss_high" in loose["best"]
-    wrong = profiler("recommend", str(run), "--max-accuracy-loss", "much", cwd=run)
-    assert wrong.returncode == 2 and "--max-accuracy-loss: 'much'" in wrong.stderr
+    for text in ("much", "0.5", "100%", "0%"):
+        wrong = profiler("recommend", str(run), "--max-accuracy-loss", text, cwd=run)
+        assert wrong.returncode == 2 and "a percentage such as 0.5%" in wrong.stderr
+
+
+def test_a_run_is_not_resumed_with_other_labels(run: Path, profiler: Profiler) -> None:
+    folder = run.parent.parent
+    data = dict(np.load(folder / "digits.npz"))
+    np.savez(folder / "digits.npz", x=data["x"], labels=9 - data["labels"])
+    try:
+        done = profiler("--resume", str(run), "--replicates", "4", cwd=folder)
+    finally:
+        np.savez(folder / "digits.npz", **data)
+    assert done.returncode == 2 and "labels" in done.stderr
 
 
 def test_explain_scores_the_graph_before_and_after(run: Path, profiler: Profiler) -> None:
