@@ -271,6 +271,19 @@ def cache(exports: Cache) -> Cache:
     return exports
 
 
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Put back torch's switches: a session sets its process's, which the tests after it would inherit."""
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark
+    yield
+    # These set what torch's newer interface reads, too.
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark = before
+
+
 @pytest.fixture
 def busy_processors() -> Iterator[list[int]]:
     """Keep every processor of this process busy with processes that are not its children."""

@@ -1,4 +1,4 @@
-"""Open sessions for tests: a cache next to a factory, torch's switches restored, outputs and their errors."""
+"""Open sessions for tests: a cache next to a factory, outputs and their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from engines.base import Job, Session
 from engines.catalog import ENGINES
@@ -31,20 +30,6 @@ def cache_beside(module: str, factories: str) -> Any:
             yield Cache(folder / "cache")
 
     return cache
-
-
-def switches_put_back() -> Any:
-    """A fixture for every test: a session sets its process's switches, which the tests after it would inherit."""
-
-    @pytest.fixture(autouse=True)
-    def switches() -> Iterator[None]:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark
-        yield
-        # These set what torch's newer interface reads, too.
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark = before
-
-    return switches
 
 
 def make_job(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from able_engines import if_able
-from sessions import make_job, switches_put_back
+from sessions import make_job
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import engines
@@ -30,14 +30,6 @@ PARTS = ["forward", "grad_input", "grad_weight"]
 Open = Callable[..., Any]
 
 layers = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return Cache(tmp_path_factory.mktemp("layers"))
-
-
-switches = switches_put_back()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from sessions import cache_beside, switches_put_back
+from sessions import cache_beside
 from torch.nn.modules import module as torch_module
 
 import engines
@@ -80,9 +80,6 @@ Open = Callable[..., Any]
 
 
 cache = cache_beside("tiny_for_layers", FACTORY)
-
-
-switches = switches_put_back()
 
 
 @pytest.fixture

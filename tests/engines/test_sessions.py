@@ -15,7 +15,7 @@ import onnx
 import pytest
 import torch
 from able_engines import if_able, needs
-from sessions import cache_beside, error, make_job, outputs, switches_put_back
+from sessions import cache_beside, error, make_job, outputs
 
 import engines
 from engines.base import Feedable, Job, Session, Unsupported
@@ -54,9 +54,6 @@ COMPILED, OPENVINO = map(if_able, ("compiled", "openvino"))
 
 
 cache = cache_beside("tiny_for_sessions", FACTORY)
-
-
-switches = switches_put_back()
 
 
 @pytest.fixture

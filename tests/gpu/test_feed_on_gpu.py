@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sessions import error, outputs, switches_put_back
+from sessions import error, outputs
 
 import engines
 from engines.base import Job, Renewable, Session
@@ -23,9 +23,6 @@ from exporters.weights import cached_state
 
 pytestmark = pytest.mark.gpu
 MODEL, BATCH = ModelSource("resnet18"), 4
-
-switches = switches_put_back()
-
 
 RENEWED: list[tuple[str, dict[str, Any]]] = [
     ("eager", {}),

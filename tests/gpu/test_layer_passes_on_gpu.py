@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sessions import make_job, switches_put_back
+from sessions import make_job
 
 import engines
 from engines.options import Training
@@ -43,17 +43,9 @@ Open = Callable[..., Any]
 variants = pytest.mark.parametrize(("engine", "options"), VARIANTS)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return Cache(tmp_path_factory.mktemp("layers"))
-
-
 @pytest.fixture
 def clock() -> CudaClock:
     return CudaClock()
-
-
-switches = switches_put_back()
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import torch
 from runs import Profiler, run_job
-from sessions import make_job, switches_put_back
+from sessions import make_job
 
 import engines
 from engines.options import Training
@@ -110,16 +110,8 @@ def test_memory_is_split_into_what_training_holds(rows: list[dict[str, Any]]) ->
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return Cache(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
 def clock() -> CudaClock:
     return CudaClock()
-
-
-switches = switches_put_back()
 
 
 Open = Callable[..., Any]
