@@ -26,7 +26,7 @@ from typing import Any
 
 import polars as pl
 
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.machine.nvml import visible_gpus

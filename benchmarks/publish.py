@@ -17,7 +17,7 @@ from pathlib import Path
 
 import polars as pl
 
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
 from profiler.published.cleaning import SubmittedRun, clean, commands_of, read_run, write_run

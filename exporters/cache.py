@@ -18,8 +18,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from exporters.errors import ConfigError, chain
+from exporters.named_files import FULL
 from exporters.source import ModelError
-from exporters.whole_file import FULL
 
 _MOST_GIB = 20.0
 _USERS = "users.lock"

@@ -21,7 +21,7 @@ import torch._inductor.compile_fx
 import torch.utils.flop_counter
 from quick_exports import export_ahead, translate_once
 
-from exporters import whole_file
+from exporters import named_files
 from profiler.machine.nvml import visible_gpus
 from profiler.processes.messages import Report
 from profiler.worker import disturbance, roofline, sampling
@@ -38,7 +38,7 @@ def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
     every = dict.fromkeys((*precisions, "fp16", "bf16")) if device == "cpu" else precisions
     file = FOLDER / f"roofs-{device}-{os.environ.get('CUDA_VISIBLE_DEVICES')}.json".replace("/", "-")
     if not file.exists():
-        whole_file.write_whole(file, json.dumps(vars(measure_roofs((device, tuple(every), seconds), report))))
+        named_files.write_whole(file, json.dumps(vars(measure_roofs((device, tuple(every), seconds), report))))
     found = roofline.Measured(**json.loads(file.read_text()))
     others = {f"{name}_tflops" for name in every if name not in precisions}
     return replace(found, roofs={name: roof for name, roof in found.roofs.items() if name not in others})

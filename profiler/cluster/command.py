@@ -26,7 +26,7 @@ from rich.text import Text
 
 from engines.options import DEVICES
 from exporters.errors import sentence
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, TRIES, Part, measure, sources
 from profiler.errors import ConfigError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters.whole_file import whole_lines, write_whole
+from exporters.named_files import whole_lines, write_whole
 from profiler.job.mistakes import to_yaml
 from profiler.machine.nvml import visible_gpus
 from profiler.machine.target import own_cores

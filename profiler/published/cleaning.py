@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.errors import ConfigError
 from profiler.results.reading import read_results
 from profiler.results.run_folder import RunFolder, read_text

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exporters import named_files
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.bundled import suites
 from profiler.errors import PROGRAM, ConfigError
 from profiler.job.config import load_config

@@ -23,9 +23,9 @@ from engines.options import PRECISION_TABLE, Device
 from exporters import named_files
 from exporters.cache import Cache, default_root
 from exporters.inputs import TensorSpec, at_shape, padding
+from exporters.named_files import scratch_beside
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, has_own_weights, identified, with_inputs
-from exporters.whole_file import scratch_beside
 from profiler.commands.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case

@@ -8,7 +8,7 @@ import polars as pl
 from rich.console import Console
 
 from exporters import named_files
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import parse_only
 from profiler.options import Report as Options

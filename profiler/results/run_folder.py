@@ -22,8 +22,8 @@ from exporters import named_files
 from exporters.dataset import is_function, item_order
 from exporters.errors import printable
 from exporters.metrics import METRICS
+from exporters.named_files import NO_ROOM, write_whole
 from exporters.source import Identity
-from exporters.whole_file import NO_ROOM, write_whole
 from profiler.errors import ConfigError, naming_limits, resuming
 from profiler.job.case import Case
 from profiler.job.config import Config

@@ -17,7 +17,7 @@ import polars as pl
 from filelock import FileLock, Timeout
 
 from exporters.cache import default_root
-from exporters.whole_file import write_whole
+from exporters.named_files import write_whole
 from profiler.results.cells import CONFIGURATION, OK, QUIET, own_arms, spread_of
 from profiler.results.columns import kind_of_warning
 from profiler.results.result import WITH_ENDS, ends_of, set_by_host

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from exporters.whole_file import whole_lines, write_whole
+from exporters.named_files import whole_lines, write_whole
 from profiler.errors import WHEN_IDLE
 from profiler.machine import processor
 from profiler.machine.nvml import UTILIZATION_SECONDS, Nvml, Reading

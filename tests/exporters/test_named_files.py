@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from exporters.whole_file import scratch_beside, write_whole
+from exporters.named_files import scratch_beside, write_whole
 
 
 def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
