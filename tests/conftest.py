@@ -75,7 +75,7 @@ def forkserver(tmp_path_factory: pytest.TempPathFactory) -> None:
         patch.delenv("PYTHONUNBUFFERED", raising=False)  # It takes the buffer from C's stdout, too.
         multiprocessing.forkserver._forkserver._stop()  # One that a test without this fixture has started.
         process.start_forkserver(tmp_path_factory.mktemp("forkserver") / "log")
-    process.Child.__init__ = start_as_now  # type: ignore[method-assign]
+    process.Child.__init__ = start_as_now
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from profiler.results.columns import RESULTS, SAMPLES, check
 from profiler.results.result import ends_of
 from profiler.stats.intervals import Spread, spread_reach
 
-Frames = tuple[pl.DataFrame, pl.DataFrame]
 SPREAD = Spread(sd=0.0014, free=4 / 3)
 """Processes of one configuration differ by so much: the interval of one reaches 1 % to both sides."""
 KNOWN = {"latency_spread": 1e-9, "latency_spread_free": 1e-6, "gpu_spread": 1e-9, "gpu_spread_free": 1e-6}
@@ -60,7 +59,7 @@ def _identity(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"setting": "", "is_base": (row["variant"], row["precision"]) in (("eager", "fp32"), ("ort", "native"))}
 
 
-def run(*rows: dict[str, Any]) -> Frames:
+def run(*rows: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Results and samples; each measured case has samples within 0.5 % of its latency, and an interval of SPREAD."""
     samples = []
     for case in (each for each in rows if "latency_ms" in each):

@@ -18,7 +18,7 @@ def translate_once() -> None:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         if not hasattr(ONNXRegistry.from_torchlib, "cache_info"):
-            ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
+            ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 
 
 def bundle_once(shared: Cache) -> None:
@@ -32,7 +32,7 @@ def bundle_once(shared: Cache) -> None:
     def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
-    vl_convert.javascript_bundle = bundled  # type: ignore[assignment]
+    vl_convert.javascript_bundle = bundled
 
 
 def export_ahead() -> None:

@@ -57,7 +57,7 @@ def call(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run([program, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False)
 
 
-def test_suites_and_published_figures_come_with_it(installed: Path, tmp_path: Path) -> None:
+def test_suites_and_published_figures_come_with_it(installed, tmp_path):
     done = call(installed / "runtime-profiler", "suites", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "runtime-profiler suites run cnn-benchmarks" in done.stdout
@@ -72,7 +72,7 @@ def test_suites_and_published_figures_come_with_it(installed: Path, tmp_path: Pa
     assert folder.startswith(str(installed.parent)), found.stdout + found.stderr
 
 
-def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(installed: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(installed, tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "networks.py").write_text(NETWORKS)
     for name in ("profiler.py", "exporters.py"):
@@ -93,7 +93,7 @@ def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(insta
     assert (run / "report.html").stat().st_size > 10_000
 
 
-def test_a_folder_with_a_package_of_that_name_is_said(installed: Path, tmp_path: Path) -> None:
+def test_a_folder_with_a_package_of_that_name_is_said(installed, tmp_path):
     (tmp_path / "engines.py").touch()
     done = call(installed / "python", "-m", "profiler", "--version", cwd=tmp_path)
     assert done.returncode == 2

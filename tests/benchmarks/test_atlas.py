@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import handmade
 import polars as pl
 
@@ -13,7 +11,7 @@ FAMILY = pl.col("model").str.split("_").list.first().alias("family")
 LACKING = "Fail: NOT_IMPLEMENTED: Could not find an implementation for Foo(20) node with name 'node_foo'"
 
 
-def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path: Path) -> None:
+def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path):
     rows = [
         handmade.row(variant, "fp16", ms, model=model, gpu="H200", reason=None if ms else LACKING)
         for model, times in {
@@ -43,7 +41,7 @@ def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path:
     assert ["b", "b_1", "1.00", "3.00", "failed"] in lines
 
 
-def test_a_page_grows_by_the_models_that_a_cut_off_run_measured_whole() -> None:
+def test_a_page_grows_by_the_models_that_a_cut_off_run_measured_whole():
     def rows(*cells: tuple[str, str, float]) -> pl.DataFrame:
         return pl.DataFrame(cells, schema=["model", "variant", "ms"], orient="row")
 

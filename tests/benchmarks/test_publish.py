@@ -44,7 +44,7 @@ def runs(results: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> lis
     return folders
 
 
-def test_two_runs_are_one_page_with_every_cell(runs: list[Path], results: pl.DataFrame, tmp_path: Path) -> None:
+def test_two_runs_are_one_page_with_every_cell(runs, results, tmp_path):
     publish(runs, tmp_path)
     assert (tmp_path / "bench.yaml").read_text() == "models: [alexnet]\ndevice: cuda\n"
     rows = pl.read_parquet(tmp_path / "results.parquet")
@@ -72,9 +72,7 @@ def test_two_runs_are_one_page_with_every_cell(runs: list[Path], results: pl.Dat
     assert re.findall(r"<summary>(\w+), inference", text) == ["alexnet", "resnet18", "resnet50"]
 
 
-def test_a_page_names_a_reason_once_and_the_jobs_that_are_gone(
-    results: pl.DataFrame, runs: list[Path], tmp_path: Path
-) -> None:
+def test_a_page_names_a_reason_once_and_the_jobs_that_are_gone(results, runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "run")
     lacking = pl.col("engine") == "ort"
     rows = results.reverse().with_columns(
@@ -96,9 +94,7 @@ def test_a_page_names_a_reason_once_and_the_jobs_that_are_gone(
     assert "`first.yaml` is [bench.yaml](bench.yaml) here; `second.yaml` are not kept." in text
 
 
-def test_a_case_of_two_pythons_counts_where_it_was_measured(
-    results: pl.DataFrame, runs: list[Path], tmp_path: Path
-) -> None:
+def test_a_case_of_two_pythons_counts_where_it_was_measured(results, runs, tmp_path):
     moved = (pl.col("engine") == "ort") & (pl.col("status") == "ok")
     lacking = {"status": pl.when(moved).then(pl.lit("unsupported")).otherwise("status")}
     other = results.filter(moved).with_columns(python=pl.lit("3.10.13"), run_id=pl.lit("old"))
@@ -119,7 +115,7 @@ def test_a_case_of_two_pythons_counts_where_it_was_measured(
     assert f"| ort{'-tuned' if 'tuned' in fastest['variant'] else ''} {fastest['precision']} |" in row
 
 
-def test_runs_that_cannot_be_mixed_are_refused(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_mixed_are_refused(runs, tmp_path):
     with pytest.raises(ConfigError, match="cases are in several of these runs, such as alexnet/"):
         publish([runs[0], runs[0]], tmp_path)
     facts = json.loads((runs[0] / "environment.json").read_text())

@@ -26,7 +26,7 @@ def made(script: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> li
     return runs
 
 
-def test_what_is_made_up_is_a_run(made: list[Path], script: dict[str, Any]) -> None:
+def test_what_is_made_up_is_a_run(made, script):
     assert dict(pl.read_parquet_schema(made[0] / "results.parquet")) == RESULTS
     assert dict(pl.read_parquet_schema(made[0] / "samples.parquet")) == SAMPLES
     runs = read_runs(made)
@@ -40,7 +40,7 @@ def test_what_is_made_up_is_a_run(made: list[Path], script: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
-def test_a_whole_process_is_measured(script: dict[str, Any], tmp_path: Path) -> None:
+def test_a_whole_process_is_measured(script, tmp_path):
     wall, cpu, mib, code = script["measure"](["models"], tmp_path)
     assert code == 0
     assert wall > 0

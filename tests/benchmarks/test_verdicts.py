@@ -21,12 +21,10 @@ from tests.handmade import whole_row
 @pytest.mark.parametrize(
     ("device", "pairs", "models"), [("cpu", 200, 5), ("cpu", 7, 1), ("cuda", 60, 5), ("cuda", 1, 2)]
 )
-def test_the_job_has_an_even_number_of_labels_and_pairs_enough(
-    tmp_path: Path, device: str, pairs: int, models: int
-) -> None:
+def test_the_job_has_an_even_number_of_labels_and_pairs_enough(tmp_path, device, pairs, models):
     asked = Namespace(pairs=pairs, device=device, models=models, seconds=0.1)
     (tmp_path / "job.yaml").write_text(json.dumps(verdicts.job(asked)))
-    plan = make_plan(load_config(tmp_path / "job.yaml", device), device)  # type: ignore[arg-type]
+    plan = make_plan(load_config(tmp_path / "job.yaml", device), device)
     labels = Counter(
         (case.model, case.batch_size, case.variant.partition(".")[0]) for case in plan if "." in case.variant
     )
@@ -59,7 +57,7 @@ def write_run(folder: Path, last: float) -> Path:
     return folder / "run"
 
 
-def test_labels_of_a_configuration_are_paired_and_shares_count_them(tmp_path: Path) -> None:
+def test_labels_of_a_configuration_are_paired_and_shares_count_them(tmp_path):
     pairs = verdicts.judged(write_run(tmp_path, last=1.5))
     assert sorted(pairs["which"]) == ["eager", "eager", "ort"], "each label is in one pair, the base in none"
     assert pairs.filter(which="eager")["factor"].to_list() == [1.0, 1.0]
@@ -79,9 +77,7 @@ def test_labels_of_a_configuration_are_paired_and_shares_count_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("last", "code"), [(1.0, 0), (1.5, 1)])
-def test_runs_that_are_there_are_judged_and_a_share_that_is_missed_gives_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last: float, code: int
-) -> None:
+def test_runs_that_are_there_are_judged_and_a_share_that_is_missed_gives_1(tmp_path, monkeypatch, capsys, last, code):
     write_run(tmp_path / "busy-0", last=1.0)
     write_run(tmp_path / "busy-1", last=last)
     monkeypatch.setattr(sys, "argv", ["verdicts", "--output", str(tmp_path), "--per-cell", "1"])

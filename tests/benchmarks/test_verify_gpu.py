@@ -18,7 +18,7 @@ def row(**ms: float) -> Row:
     return Row(CASE, {**QUIET, **ms}, {}, power_capped=False)
 
 
-def test_only_what_was_taken_is_a_ratio() -> None:
+def test_only_what_was_taken_is_a_ratio():
     assert row().words == {}
     assert row(gpu_flushed=2.02, nvbench_cold=2.0).words == {"flushed": "+1.00%"}
     off = row(gpu_flushed=2.05, nvbench_cold=2.0, plain=2.0, our_error=3e-4, numpy_error=1e-4)
@@ -27,12 +27,12 @@ def test_only_what_was_taken_is_a_ratio() -> None:
 
 
 @pytest.mark.parametrize(("plain", "off"), [(2.03, "-1.48%"), (1.97, "+1.52%"), (2.1, "-4.76%")])
-def test_a_script_is_within_two_percent_of_our_latency(plain: float, off: str) -> None:
+def test_a_script_is_within_two_percent_of_our_latency(plain, off):
     assert row(plain=plain).words == {"plain off": off}
     assert row(plain=plain).agrees == (off != "-4.76%")
 
 
-def test_nothing_is_concluded_where_the_host_sets_the_latency() -> None:
+def test_nothing_is_concluded_where_the_host_sets_the_latency():
     # ViT, eager, fp16: the device works 1.94 ms of it.
     assert row(event=2.6795, gpu=1.9369, enqueue=2.6, plain=5.1087).words == {}
     no_gate = Row(CASE, {"event": 4.5, "enqueue": 4.4, "plain": 9.0}, {}, power_capped=False)

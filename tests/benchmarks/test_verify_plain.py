@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from profiler.worker.parity import Outputs
 pytestmark = pytest.mark.slow
 
 
-def test_the_largest_relative_error_over_the_items_that_both_have(tmp_path: Path) -> None:
+def test_the_largest_relative_error_over_the_items_that_both_have(tmp_path):
     truth = [np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[2.0], [9.0]])]
     further = [np.array([[7.0, 7.0]] * 2), np.array([[1.0]] * 2)]
     Outputs.of_runs(["logits", "pooled"], [truth, further], 2).save(tmp_path / "reference.npz")

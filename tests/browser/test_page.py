@@ -10,7 +10,7 @@ import pytest
 from profiler.report.command import Options, write
 
 if TYPE_CHECKING:
-    from tests.browser.conftest import Page
+    pass
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -46,7 +46,7 @@ def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
-def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
+def test_hostile_names_are_text(tab, pages):
     tab.open(pages["hostile"], 390)
     options = tab.evaluate("[...document.querySelector('select[data-key=model]').options].map(option => option.text)")
     for name in options[1:]:
@@ -57,7 +57,7 @@ def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("name", "width"), [("hostile", 390), ("h200", 1280), ("h200", 390)])
-def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int) -> None:
+def test_page_is_whole(tab, pages, name, width):
     tab.open(pages[name], width)
     assert [address for address in tab.requests if not address.startswith("data:")] == [pages[name].as_uri()]
     assert tab.evaluate("document.documentElement.scrollWidth") == width, "the page scrolls sideways"
@@ -83,7 +83,7 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
     assert tab.errors == []
 
 
-def test_what_is_chosen_is_what_is_shown(tab: Page, pages: dict[str, Path]) -> None:
+def test_what_is_chosen_is_what_is_shown(tab, pages):
     tab.open(pages["h200"], 1280)
     scope = "document.querySelector('#chart-speedups .scope').textContent"
     first = "alexnet, inference, batch 1, 16: the first of 3 models and 2 passes; choose another above"
@@ -107,7 +107,7 @@ def test_what_is_chosen_is_what_is_shown(tab: Page, pages: dict[str, Path]) -> N
     assert tab.errors == []
 
 
-def test_tables_need_no_scripts(tab: Page, pages: dict[str, Path]) -> None:
+def test_tables_need_no_scripts(tab, pages):
     tab.open(pages["cpu"], 1280, scripts=False)
     tab.wait("document.querySelector('#table-answer')?.checkVisibility()")
     assert tab.evaluate("document.querySelectorAll('#table-answer tbody tr').length") == 12

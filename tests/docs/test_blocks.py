@@ -31,7 +31,7 @@ JOBS = [(page, code) for page, language, code in BLOCKS if language == "yaml"]
 FILE = re.compile(r"[\w.]+\.(?:npz|onnx|pt|safetensors)")
 
 
-def test_each_block_is_run_by_a_test() -> None:
+def test_each_block_is_run_by_a_test():
     left = {(page, language) for page, language, _ in BLOCKS if language != "yaml"} - {("config.md", "py")}
     assert left == ELSEWHERE.keys()
     for (page, _), test in ELSEWHERE.items():
@@ -39,7 +39,7 @@ def test_each_block_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(("page", "code"), JOBS, ids=[page for page, _ in JOBS])
-def test_a_job_of_a_page_is_one(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_a_page_is_one(page, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in FILE.findall(code):
         Path(name).touch()
@@ -53,7 +53,7 @@ def test_a_job_of_a_page_is_one(page: str, code: str, tmp_path: Path, monkeypatc
     assert own.keys() <= config.model_fields_set
 
 
-def test_the_factory_of_the_page_has_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_factory_of_the_page_has_its_inputs(tmp_path, monkeypatch):
     (code,) = (code for page, language, code in BLOCKS if (page, language) == ("config.md", "py"))
     head = "import torch\n\nclass Encoder(torch.nn.Module):\n    def forward(self, ids, mask): return ids\n\n"
     (tmp_path / "page_factory.py").write_text(head + code)

@@ -20,12 +20,12 @@ def rows(beginning: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()[2:]]
 
 
-def test_every_key_of_a_budget_has_its_default() -> None:
+def test_every_key_of_a_budget_has_its_default():
     listed = {key.strip("`"): float(default) for key, _, default in rows("\n## Budget\n")}
     assert listed == asdict(Budget())
 
 
-def test_every_option_of_an_engine_is_listed() -> None:
+def test_every_option_of_an_engine_is_listed():
     listed = {
         engine: set(re.findall(r"`(\w+)`", options))
         for engines, options in rows("lists the presets, and the packages missing here.")

@@ -12,8 +12,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<shown>.*?)```\n)?", re.DOTALL)
@@ -27,7 +25,7 @@ def printed(code: str, session: dict[str, object]) -> str:
     return out.getvalue()
 
 
-def test_the_examples_run_and_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_run_and_print_what_the_page_shows(tmp_path, monkeypatch):
     for name, run_id in RUNS.items():
         shutil.copytree(ROOT / "tests" / "golden" / name, tmp_path / "results" / run_id)
     monkeypatch.chdir(tmp_path)

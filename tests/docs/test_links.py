@@ -19,7 +19,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_paths_lead_somewhere(page: Path) -> None:
+def test_links_and_paths_lead_somewhere(page):
     text = page.read_text()
     for name, anchor in LINK.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         target = page.parent / name if name else page

@@ -17,7 +17,7 @@ from profiler.run.summary import print_results
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_readme_shows_the_picture_and_what_a_run_prints() -> None:
+def test_the_readme_shows_the_picture_and_what_a_run_prints():
     drawn = (picture.RESULTS / "speedups.svg").read_text()
     assert drawn == picture.svg(), "draw it again: PYTHONPATH=. python benchmarks/picture.py"
     rows = picture.best()

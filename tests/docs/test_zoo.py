@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from exporters.factories import call_factory
@@ -14,13 +13,13 @@ from profiler.job.config import load_config
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo.yaml"
 
 
-def test_both_forms_have_the_same_models() -> None:
+def test_both_forms_have_the_same_models():
     small, whole = (load_config(ZOO, device).models for device in ("cpu", "cuda"))
     assert [entry.name for entry in small] == [entry.name for entry in whole]
     assert {entry.library for entry in whole} == {"timm", "torchvision", "hf", None}
 
 
-def test_its_own_models_take_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_own_models_take_their_inputs(monkeypatch):
     monkeypatch.syspath_prepend(ZOO.parent)
     entries = [entry for entry in load_config(ZOO, "cpu").models if entry.factory]
     assert entries

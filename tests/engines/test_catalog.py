@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engines import requirements
-from engines.catalog import ENGINES, PRESETS, Engine, Preset, Requirement, engine_row, unsupported
-from engines.options import DEVICES, PASSES, PRECISIONS, Device
+from engines.catalog import ENGINES, PRESETS, Engine, Requirement, engine_row, unsupported
+from engines.options import DEVICES, PASSES, PRECISIONS
 from engines.requirements import explain, missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,16 +38,14 @@ ROOT = Path(__file__).resolve().parents[2]
         ("eager", "training", "cpu", "fp16", "canonical", ["no fp16 training on cpu", "bf16, fp32"]),
     ],
 )
-def test_what_an_engine_cannot_has_a_reason(
-    engine: str, pass_: str, device: Device, precision: str, kind: str, words: list[str]
-) -> None:
+def test_what_an_engine_cannot_has_a_reason(engine, pass_, device, precision, kind, words):
     reason = unsupported(ENGINES[engine], pass_, device, precision, kind)
     assert reason is not None
     for word in words:
         assert word in reason
 
 
-def test_fp8_needs_a_gpu_that_has_it() -> None:
+def test_fp8_needs_a_gpu_that_has_it():
     def why(precision: str, capability: str | None) -> str | None:
         return unsupported(ENGINES["eager"], "inference", "cuda", precision, "canonical", capability)
 
@@ -57,7 +55,7 @@ def test_fp8_needs_a_gpu_that_has_it() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-def test_engine_has_a_module_and_known_words(engine: Engine) -> None:
+def test_engine_has_a_module_and_known_words(engine):
     assert (ROOT / (engine.module.replace(".", "/") + ".py")).is_file()
     assert ENGINES[engine.name] is engine
     assert engine.requirements
@@ -75,7 +73,7 @@ def test_engine_has_a_module_and_known_words(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_preset_has_options_of_its_engine_or_a_reason_on_every_device(preset: Preset) -> None:
+def test_preset_has_options_of_its_engine_or_a_reason_on_every_device(preset):
     engine = ENGINES[preset.engine]
     assert PRESETS[preset.name] is preset
     for device in DEVICES:
@@ -91,7 +89,7 @@ def made_up(*requirements: Requirement) -> Engine:
     return replace(engine_row("made-up"), requirements=requirements)
 
 
-def test_missing_is_what_the_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_is_what_the_device_needs(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     there = Requirement("json", "")
     module = Requirement("no_such_module_anywhere", "pip install it", devices=("cuda",))
@@ -101,7 +99,7 @@ def test_missing_is_what_the_device_needs(monkeypatch: pytest.MonkeyPatch) -> No
     assert missing(engine, "cuda") == [module, program]
 
 
-def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch) -> None:
+def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch):
     installed = {"torch": "2.9.1+cpu"}
     monkeypatch.setattr(
         requirements, "installed_version", lambda *names: next(filter(None, map(installed.get, names)), None)
@@ -117,7 +115,7 @@ def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch) 
 
 
 @pytest.mark.slow
-def test_compute_capabilities_are_the_librarys() -> None:
+def test_compute_capabilities_are_the_librarys():
     from engines.trt import library
     from engines.trt_build import targets
 
@@ -136,7 +134,7 @@ def cpu_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return provider
 
 
-def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build: Path) -> None:
+def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build):
     assert missing(ENGINES["ort"], "cpu") == []
     assert explain(missing(ENGINES["ort"], "cuda")) == (
         "libonnxruntime_providers_cuda.so is missing from the installed onnxruntime: "
@@ -146,7 +144,7 @@ def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build: Path) ->
     assert missing(ENGINES["ort"], "cuda") == []
 
 
-def test_int8_needs_what_quantizes() -> None:
+def test_int8_needs_what_quantizes():
     quantizer = Requirement("no_such_quantizer", "pip install it")
     module = Requirement("no_such_module_anywhere", "pip install it")
     engine = replace(made_up(module), quantizers={"int8": quantizer})
@@ -157,7 +155,7 @@ def test_int8_needs_what_quantizes() -> None:
     assert by_needs == {("torch", "torchao"), ("onnx", "onnxruntime")}
 
 
-def test_onnx_runtime_on_tensorrt_needs_tensorrt_10(cpu_build: Path) -> None:
+def test_onnx_runtime_on_tensorrt_needs_tensorrt_10(cpu_build):
     folder = cpu_build.parents[2] / "tensorrt_libs"
     folder.mkdir()
     (folder / "__init__.py").touch()

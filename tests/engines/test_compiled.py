@@ -24,7 +24,7 @@ def ran(model: torch.nn.Module) -> None:
             step(torch.ones(2, 3, 8, 8))
 
 
-def test_a_branch_on_a_value_is_a_break_and_a_counter_compiles_again() -> None:
+def test_a_branch_on_a_value_is_a_break_and_a_counter_compiles_again():
     file = Path(__file__).parents[1] / "bad_models.py"
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "y.sum() > 0" in text)
     ran(Branches())
@@ -36,7 +36,7 @@ def test_a_branch_on_a_value_is_a_break_and_a_counter_compiles_again() -> None:
     assert compiled._recompilations()[0] == "`self.calls == 0` no longer held"
 
 
-def test_a_model_of_which_nothing_is_compiled_says_why_in_torchs_words() -> None:
+def test_a_model_of_which_nothing_is_compiled_says_why_in_torchs_words():
     counters.clear()
     torch._dynamo.reset()
     torch.compile(torch.nn.LSTM(8, 16), backend="eager")(torch.ones(2, 3, 8))

@@ -70,9 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(folder, monkeypatch, capsys):
     inputs = [{"name": name, "shape": [2, 3], "dtype": dtype} for name, dtype in (("x", "float16"), ("y", "bfloat16"))]
     (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": inputs, "usual_error": 1e-3}))
     x = np.arange(6, dtype=np.float64).reshape(2, 3)
@@ -120,9 +118,7 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
         (["four.npy", "four.npy"], "2 files, but the inputs are x"),
     ],
 )
-def test_run_py_says_what_is_wrong_with_an_input(
-    given: list[str], says: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_py_says_what_is_wrong_with_an_input(given, says, folder, monkeypatch, capsys):
     name = "i" if given[0].startswith("i=") else "x"
     spec = {"i": {"shape": [2], "dtype": "int64"}, "x": {"shape": [2, 3], "dtype": "float32"}}[name]
     (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": [{"name": name, **spec}]}))
@@ -136,7 +132,7 @@ def test_run_py_says_what_is_wrong_with_an_input(
     assert (ended.value.code, says in capsys.readouterr().err) == (2, True)
 
 
-def test_onnx_runtime_gets_the_options_that_were_measured(tmp_path: Path) -> None:
+def test_onnx_runtime_gets_the_options_that_were_measured(tmp_path):
     write_theirs(tmp_path / "graph.onnx")
     options = OrtOptions(prefer_nhwc=True, cuda_graph=True, conv_search="HEURISTIC")
     source = ModelSource("net", onnx=tmp_path / "graph.onnx")
@@ -187,7 +183,7 @@ class HostCuda(ModuleType):
         return (0,)
 
 
-def test_tensorrts_script_binds_replays_and_says_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrts_script_binds_replays_and_says_what_fails(tmp_path, monkeypatch):
     write_theirs(tmp_path / "model.onnx")
     copy_run("run_trt.py", tmp_path)
     library = StandIn()
@@ -196,7 +192,7 @@ def test_tensorrts_script_binds_replays_and_says_what_fails(tmp_path: Path, monk
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["cuda.bindings"], "runtime", cuda, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
-    monkeypatch.setitem(sys.modules, "tensorrt", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "tensorrt", library)
     logger = type("Logger", (stand_in.ILogger,), {"__init__": lambda self, level: None, "made": True, "log": print})
     monkeypatch.setattr(library, "Logger", logger, raising=False)
     graph = onnx.load(tmp_path / "model.onnx")  # With its weights.
@@ -217,7 +213,7 @@ def test_tensorrts_script_binds_replays_and_says_what_fails(tmp_path: Path, monk
             run(tmp_path, monkeypatch, *arguments)
 
 
-def test_bf16_is_rounded_to_the_nearest() -> None:
+def test_bf16_is_rounded_to_the_nearest():
     source = ast.parse((Path(__file__).resolve().parents[2] / "engines" / "deployed" / "run_trt.py").read_text())
     (function,) = (n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "to_bf16")
     space: dict[str, Any] = {"np": np, "Array": np.ndarray}

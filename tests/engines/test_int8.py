@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,14 +45,12 @@ SOURCE = ModelSource("residual", factory="net_for_int8:residual", input_shape=(3
 BATCH = 2
 PRODUCTS = 6
 
-Open = Callable[..., Session]
-
 
 cache = cache_beside("net_for_int8", FACTORY)
 
 
 @pytest.fixture
-def open_session(cache: Cache) -> Open:
+def open_session(cache: Cache) -> Callable[..., Session]:
     def start(engine: str, precision: str = "int8", **options: Any) -> Session:
         inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
         graph = quantize(SOURCE, cache) if precision == "int8" else export_onnx(SOURCE, precision, cache)
@@ -66,7 +63,7 @@ def open_session(cache: Cache) -> Open:
 
 
 @pytest.mark.parametrize("engine", [*map(if_able, ("ort", "openvino"))])
-def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:
+def test_every_convolution_and_product_is_int8(engine, open_session):
     session, expected = open_session(engine), outputs(open_session("ort", "fp32"))
     # Without VNNI two products of 8 bits are added in 16, which end at 32,767.
     assert 1e-3 < error(outputs(session), expected) < (0.1 if torch.cpu._is_vnni_supported() else 0.25)
@@ -74,13 +71,13 @@ def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) 
     assert session.proof().compute_types == {"int8": PRODUCTS}
 
 
-def test_without_optimizations_onnx_runtime_computes_in_float_and_the_proof_says_so(open_session: Open) -> None:
+def test_without_optimizations_onnx_runtime_computes_in_float_and_the_proof_says_so(open_session):
     session, expected = open_session("ort", optimize=False), outputs(open_session("ort", "fp32"))
     assert 1e-3 < error(outputs(session), expected) < 0.1, "the graph's own error, on every processor"
     assert session.proof().compute_types == {"float32": PRODUCTS}
 
 
-def test_products_alone_are_int8_where_ranges_are_taken_at_every_call(open_session: Open, cache: Cache) -> None:
+def test_products_alone_are_int8_where_ranges_are_taken_at_every_call(open_session, cache):
     inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
     graph, own = quantize_dynamic(SOURCE, cache), OrtOptions()
     job = Job(SOURCE, "inference", "int8", BATCH, "cpu", own, inputs, onnx=graph.path)
@@ -92,14 +89,14 @@ def test_products_alone_are_int8_where_ranges_are_taken_at_every_call(open_sessi
         quantize_dynamic(source, cache)
 
 
-def test_weights_take_a_quarter(open_session: Open) -> None:
+def test_weights_take_a_quarter(open_session):
     floats, integers = (open_session("ort", precision).memory().weights for precision in ("fp32", "int8"))
     assert floats is not None
     assert integers is not None
     assert 0.25 < integers / floats < 0.4
 
 
-def test_proof_of_products_of_integers_that_a_users_file_may_hold(tmp_path: Path) -> None:
+def test_proof_of_products_of_integers_that_a_users_file_may_hold(tmp_path):
     """As dynamic quantization makes them: ONNX Runtime fuses some into operators of its own."""
     text = f"""
     theirs (float[N, 4] x) => (int32[N, 4] y) <uint8[4, 4] w = {{{", ".join("1" * 16)}}}, float w_scale = {{0.5}}> {{

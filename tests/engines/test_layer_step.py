@@ -27,13 +27,12 @@ LAYERS = {"odd": Conv2d((6, 11, 14), 10, (5, 2)), "square": Conv2d((8, 9, 9), 12
 BATCH = 4
 PARTS = ["forward", "grad_input", "grad_weight"]
 
-Open = Callable[..., Any]
 
 layers = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 
 
 @pytest.fixture
-def open_layer(cache: Cache) -> Open:
+def open_layer(cache: Cache) -> Callable[..., Any]:
     """`open_layer("eager", layer, channels_last=True)`: a session of the layer's training pass."""
 
     def start(engine: str, layer: Conv2d, precision: str = "fp32", pass_: Any = "training", **options: Any) -> Session:
@@ -67,7 +66,7 @@ def error(ours: torch.Tensor, truth: torch.Tensor) -> float:
 
 @layers
 @pytest.mark.parametrize("options", [{}, {"channels_last": True}], ids=["", "channels_last"])
-def test_gradients_are_autograds(layer: Conv2d, options: dict[str, Any], open_layer: Open, cache: Cache) -> None:
+def test_gradients_are_autograds(layer, options, open_layer, cache):
     session = open_layer("eager", layer, **options)
     for _ in range(2):
         marks: list[str] = []
@@ -80,7 +79,7 @@ def test_gradients_are_autograds(layer: Conv2d, options: dict[str, Any], open_la
 
 @pytest.mark.parametrize("engine", [if_able("compiled")])
 @pytest.mark.parametrize("layer", [LAYERS["odd"]])
-def test_each_part_is_compiled(layer: Conv2d, engine: str, open_layer: Open, cache: Cache) -> None:
+def test_each_part_is_compiled(layer, engine, open_layer, cache):
     session = open_layer(engine, layer)
     marks: list[str] = []
     session.run(marks.append)
@@ -90,7 +89,7 @@ def test_each_part_is_compiled(layer: Conv2d, engine: str, open_layer: Open, cac
     assert (proof.details["compiled_graphs"], proof.graph_breaks) == (3, 0)
 
 
-def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache: Cache) -> None:
+def test_all_gradients_are_checked_against_the_reference(open_layer, cache):
     """As a run does it: the reference's two items fill the batch, and the gradients are the same."""
     layer = LAYERS["square"]
     source, session = ModelSource("a-layer", layer=layer), open_layer("eager", layer)
@@ -109,7 +108,7 @@ def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache
     assert found.tensors["weight"] < 1e-5
 
 
-def test_each_part_is_marked_right_after_its_work_and_nothing_is_done_behind_them(open_layer: Open) -> None:
+def test_each_part_is_marked_right_after_its_work_and_nothing_is_done_behind_them(open_layer):
     """So that what is timed of the parts adds up to the call."""
     session, marks, work = open_layer("eager", LAYERS["square"]), list[str](), list[tuple[int, str]]()
 

@@ -76,8 +76,6 @@ OPERATORS = [
 ]  # fmt: skip
 """Return the modules' calls in eval mode; a call of the model's own goes by its operator's name."""
 
-Open = Callable[..., Any]
-
 
 cache = cache_beside("tiny_for_layers", FACTORY)
 
@@ -94,7 +92,7 @@ def make_job(cache: Cache) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def open_session(make_job: Callable[..., Job]) -> Open:
+def open_session(make_job: Callable[..., Job]) -> Callable[..., Any]:
     """`open_session("eager", "training")`."""
 
     def start(engine: str, *arguments: Any, **options: Any) -> Session:
@@ -113,7 +111,7 @@ def of_kind(nodes: list[str], *words: str) -> list[str]:
     return [node for node in nodes if any(word in node.lower() for word in words)]
 
 
-def test_eager_has_a_layer_for_each_operator_in_order(open_session: Open, exported: list[str]) -> None:
+def test_eager_has_a_layer_for_each_operator_in_order(open_session, exported):
     layers: list[Layer] = open_session("eager").layers()
     assert [(layer.name, layer.kind) for layer in layers] == OPERATORS
     assert all(layer.ms > 0 for layer in layers)
@@ -129,7 +127,7 @@ def test_eager_has_a_layer_for_each_operator_in_order(open_session: Open, export
     assert {node for layer in layers for node in layer.nodes} == set(exported)
 
 
-def test_profiling_leaves_no_hooks_behind_and_the_session_as_it_was(open_session: Open) -> None:
+def test_profiling_leaves_no_hooks_behind_and_the_session_as_it_was(open_session):
     hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
     session = open_session("eager")
     session.run(lambda name: None)
@@ -144,7 +142,7 @@ def test_profiling_leaves_no_hooks_behind_and_the_session_as_it_was(open_session
     assert (len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)) == hooks
 
 
-def test_eager_training_has_backward_operators_under_their_modules(open_session: Open) -> None:
+def test_eager_training_has_backward_operators_under_their_modules(open_session):
     layers = open_session("eager", "training").layers()
     forward = [layer for layer in layers if (layer.name, layer.kind) in OPERATORS]
     assert [(layer.name, layer.kind) for layer in forward] == OPERATORS
@@ -159,9 +157,7 @@ def test_eager_training_has_backward_operators_under_their_modules(open_session:
     assert [layer.kind for layer in layers].count("AccumulateGrad") == 1
 
 
-def test_ort_covers_every_exported_node_once(
-    open_session: Open, exported: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ort_covers_every_exported_node_once(open_session, exported, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     layers = open_session("ort").layers()
     assert sorted(node for layer in layers for node in layer.nodes) == sorted(exported)
@@ -177,7 +173,7 @@ def test_ort_covers_every_exported_node_once(
     assert list(tmp_path.iterdir()) == [], "the profile is gone"
 
 
-def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_path: Path) -> None:
+def test_onnx_runtimes_clock_is_the_traces(make_job, tmp_path):
     """Each run happened inside its call: what kernels on a GPU are told apart by."""
     job = make_job("ort")
     options = session_options(job)
@@ -225,7 +221,7 @@ WRITTEN = {
 }
 
 
-def test_kernels_belong_to_the_iteration_that_launched_them() -> None:
+def test_kernels_belong_to_the_iteration_that_launched_them():
     read = torch_trace.parse(WRITTEN)
     assert read.unix_ns == 5_000_000_000
     first, second = read.iterations
@@ -238,7 +234,7 @@ def test_kernels_belong_to_the_iteration_that_launched_them() -> None:
     ]  # fmt: skip
 
 
-def test_an_operators_time_on_a_gpu_is_its_kernels() -> None:
+def test_an_operators_time_on_a_gpu_is_its_kernels():
     origins = [Origin("node_conv", "conv", "conv2d", frozenset({"conv"}))]
     layers = median_layers(
         [iteration_layers(iteration, "cuda", origins) for iteration in torch_trace.parse(WRITTEN).iterations]
@@ -255,7 +251,7 @@ def span(name: str, start: float, end: float, id: int = 0, sequence: int | None 
     return Span(name, start, end, thread, id, sequence)
 
 
-def test_a_backward_operator_in_another_thread_finds_its_module() -> None:
+def test_a_backward_operator_in_another_thread_finds_its_module():
     spans = [
         span("module: ", 0, 50),
         span("aten::zeros", 1, 2, 1, sequence=7),
@@ -286,7 +282,7 @@ def origin(node: str, path: str, kind: str = "", *modules: str) -> Origin:
     return Origin(node, path, kind, frozenset(modules))
 
 
-def test_a_module_that_is_called_twice_shares_its_nodes_in_order() -> None:
+def test_a_module_that_is_called_twice_shares_its_nodes_in_order():
     origins = [origin("r", "relu", "relu"), origin("a", "", "add"), origin("r_1", "relu", "relu")]
     operators = [operator("relu_", "relu"), operator("add", ""), operator("relu_", "relu", 1)]
     assert covered_by(operators, origins) == [("r",), ("a",), ("r_1",)]
@@ -296,7 +292,7 @@ def test_a_module_that_is_called_twice_shares_its_nodes_in_order() -> None:
     assert covered_by(calls, origins) == [("a1", "a2", "a3"), ("b1", "b2", "b3")]
 
 
-def test_a_folded_module_covers_the_node_that_holds_its_weights() -> None:
+def test_a_folded_module_covers_the_node_that_holds_its_weights():
     origins = [origin("conv", "bn", "batch_norm", "conv"), origin("conv_1", "other", "conv2d", "other")]
     assert covered_by([operator("conv2d", "conv"), operator("batch_norm", "bn")], origins) == [("conv",), ("conv",)]
     assert covered_by([operator("dropout", "drop")], origins) == [()]
@@ -306,7 +302,7 @@ def layer(name: str, ms: float) -> Layer:
     return Layer(name, "k", (), ms)
 
 
-def test_median_is_over_the_iterations_that_ran_the_same() -> None:
+def test_median_is_over_the_iterations_that_ran_the_same():
     usual = [[layer("a", ms), layer("b", 2 * ms)] for ms in (1.0, 3.0, 80.0)]
     assert median_layers([*usual, [layer("a", 9.0)]]) == [layer("a", 3.0), layer("b", 6.0)]
     assert median_layers([]) == []
@@ -341,7 +337,7 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_profiles_nodes_are_those_of_the_graph_itself_in_the_last_runs(profile: Path) -> None:
+def test_a_profiles_nodes_are_those_of_the_graph_itself_in_the_last_runs(profile):
     runs = read_runs(profile, last=2)
     assert [(run.start, run.end) for run in runs] == [(1000, 1200), (2000, 2200)]
     assert [node.name for node in runs[0].nodes] == ["conv", "loop", "fc"]
@@ -363,14 +359,14 @@ def kernel(launched: float, ms: float = 1.0) -> Kernel:
 NODES = [NodeRun("a", "Conv", 10, 50), NodeRun("b", "Relu", 60, 70), NodeRun("c", "Gemm", 71, 90)]
 
 
-def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched() -> None:
+def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched():
     kernels = [kernel(112), kernel(149, 2.0), kernel(165), kernel(189), kernel(190.4, 4.0)]
     times, strangers = launched_in(NODES, kernels, offset=100)
     assert times == [3.0, 1.0, 5.0]
     assert strangers == []
 
 
-def test_a_clock_that_is_shifted_pairs_the_same() -> None:
+def test_a_clock_that_is_shifted_pairs_the_same():
     run = GraphRun(30, 70, [NodeRun("a", "Conv", 32, 40), NodeRun("b", "Relu", 42, 50)])
     trace = torch_trace.Trace([torch_trace.Iteration(0, 100, 120, [], [kernel(35), kernel(45, 2.0)])], 10**9)
     steps = [GraphNode("a", "Conv", (), ()), GraphNode("b", "Relu", (), ())]
@@ -379,7 +375,7 @@ def test_a_clock_that_is_shifted_pairs_the_same() -> None:
         assert [(layer.name, layer.ms) for layer in layers] == [("a", 1.0), ("b", 2.0)]
 
 
-def test_clocks_that_do_not_fit_are_an_error() -> None:
+def test_clocks_that_do_not_fit_are_an_error():
     with pytest.raises(RuntimeError, match="30 of 30 kernels lie outside"):
         launched_in(NODES, [kernel(5000)] * 30, offset=0)
     assert launched_in([], [kernel(5)], offset=0) == ([], [kernel(5)])
@@ -486,13 +482,13 @@ COVERS: dict[str, tuple[list[Node], list[GraphNode], list[tuple[str, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", COVERS)
-def test_a_step_covers_the_nodes_that_it_computes(case: str) -> None:
+def test_a_step_covers_the_nodes_that_it_computes(case):
     nodes, steps, expected = COVERS[case]
     assert covered_nodes(graph(*nodes), steps) == expected
 
 
 @pytest.mark.slow
-def test_origins_are_the_modules_and_operators_that_torch_ran(small: ModelSource, tmp_path: Path) -> None:
+def test_origins_are_the_modules_and_operators_that_torch_ran(small, tmp_path):
     found = origins(read_onnx(export_onnx(small, "fp32", Cache(tmp_path / "cache")).path).graph)
     by_operator = {origin.operator: origin for origin in found}
     assert {"relu", "max_pool2d", "linear"} <= by_operator.keys()

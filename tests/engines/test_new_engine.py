@@ -75,7 +75,7 @@ def folder(profiler: Run, exports: Cache, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "__path__", [*engines.__path__, str(place)])
         for rows_of in (catalog.ENGINES, catalog.PRESETS):
-            patch.setitem(rows_of, "reference", None)  # type: ignore[arg-type]
+            patch.setitem(rows_of, "reference", None)
         exec(REGISTERED, {"__name__": __name__})
         patch.setattr(process.Child, "__init__", registered)
         done = profiler("job.yaml", "--output", "one", cwd=place, PROFILER_CACHE=str(exports.root))
@@ -104,13 +104,13 @@ def run(profiler: Run, exports: Cache, folder: Path) -> Run:
 pytestmark = pytest.mark.slow
 
 
-def test_the_file_passes_the_projects_type_check_and_rules(folder: Path) -> None:
+def test_the_file_passes_the_projects_type_check_and_rules(folder):
     done = subprocess.run([sys.executable, "-m", "mypy", folder / "onnx_reference.py"], cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stdout
     assert "write_text" not in FILE, "files are replaced whole"
 
 
-def test_it_is_measured_checked_and_refused_where_its_row_says_so(folder: Path) -> None:
+def test_it_is_measured_checked_and_refused_where_its_row_says_so(folder):
     rows = pl.read_parquet(folder / "one" / "run" / "results.parquet")
     cells = {(row["variant"], row["precision"]): row for row in rows.iter_rows(named=True)}
     for variant in ("reference", "reference-quiet"):
@@ -124,18 +124,18 @@ def test_it_is_measured_checked_and_refused_where_its_row_says_so(folder: Path) 
     assert json.loads(cells["reference-quiet", "fp32"]["options"]) == {"verbose": 0}
 
 
-def test_its_options_are_checked(run: Run, folder: Path) -> None:
+def test_its_options_are_checked(run, folder):
     (folder / "wrong.yaml").write_text(JOB.replace("verbose: 0", "verbose: loud"))
     assert "verbose: must be a whole number, got 'loud'" in run("wrong.yaml", "--dry-run", code=2).stderr
 
 
-def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
+def test_report_and_compare_read_its_runs(run, folder):
     run("report", "one/run")
     assert "reference" in (folder / "one" / "run" / "report.html").read_text()
     assert "reference" in run("compare", "one/run", "two/run").stdout
 
 
-def test_it_is_recommended_and_exported_and_runs_without_us(run: Run, folder: Path) -> None:
+def test_it_is_recommended_and_exported_and_runs_without_us(run, folder):
     assert "reference" in run("recommend", "two/run", "--only", "engine=reference", "--export", "out").stdout
     made = folder / "out"
     assert {path.name for path in made.iterdir()} == {

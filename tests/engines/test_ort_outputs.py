@@ -41,7 +41,7 @@ def run(path: Path, batch: int = 2) -> tuple[list[np.ndarray], list[str], list[s
     return found, names, warnings
 
 
-def test_an_output_of_another_rank_than_declared_is_what_the_run_gives(tmp_path: Path) -> None:
+def test_an_output_of_another_rank_than_declared_is_what_the_run_gives(tmp_path):
     branches = (
         "then_branch = t () => (float[n, k, 8] a) { a = Unsqueeze (x, one) }, else_branch = e () => (float[n, m] b) "
     )
@@ -52,7 +52,7 @@ def test_an_output_of_another_rank_than_declared_is_what_the_run_gives(tmp_path:
     assert found.shape == (2, 1, 8)
 
 
-def test_an_output_of_another_size_than_declared_is_what_the_run_gives(tmp_path: Path) -> None:
+def test_an_output_of_another_size_than_declared_is_what_the_run_gives(tmp_path):
     stale = "<float[1, 8] h>"  # As before the batch was made free.
     write_text(tmp_path / "g.onnx", f"g (float[n, 8] x) => (float[n, 8] y) {stale} {{ h = Abs (x)  y = Neg (h) }}")
     (found,), _, _ = run(tmp_path / "g.onnx", batch=3)
@@ -61,7 +61,7 @@ def test_an_output_of_another_size_than_declared_is_what_the_run_gives(tmp_path:
     )
 
 
-def test_an_output_that_a_file_lists_twice_is_one(tmp_path: Path) -> None:
+def test_an_output_that_a_file_lists_twice_is_one(tmp_path):
     write_text(tmp_path / "g.onnx", "g (float[n, 4] x) => (float[n, 4] y, float[n, 4] y) { y = Abs (x) }")
     found, names, _ = run(tmp_path / "g.onnx")
     assert ([array.shape for array in found], names) == ([(2, 4)], ["y"])
@@ -71,7 +71,7 @@ def test_an_output_that_a_file_lists_twice_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int16", "uint16", "uint32", "uint64"])
-def test_every_whole_number_is_an_input_and_an_output(tmp_path: Path, kind: str) -> None:
+def test_every_whole_number_is_an_input_and_an_output(tmp_path, kind):
     write_text(tmp_path / "g.onnx", f"g ({kind}[n, 4] x) => ({kind}[n, 4] y) {{ y = Identity (x) }}")
     source = ModelSource("net", onnx=tmp_path / "g.onnx", inputs={"x": (40, 30_000)})
     inputs = tuple(seeded_inputs(input_specs(source), 2))
@@ -83,7 +83,7 @@ def test_every_whole_number_is_an_input_and_an_output(tmp_path: Path, kind: str)
     np.testing.assert_array_equal(found, inputs[0])
 
 
-def test_an_output_without_elements_is_an_output(tmp_path: Path) -> None:
+def test_an_output_without_elements_is_an_output(tmp_path):
     nodes = "y = Abs (x)  m = Less (y, x)  t = NonZero (m)  z = Transpose (t)"
     write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y, int64[k, 2] z) {{ {nodes} }}")
     (y, z), names, _ = run(tmp_path / "g.onnx")
@@ -91,7 +91,7 @@ def test_an_output_without_elements_is_an_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["0", "past"])
-def test_a_cache_may_be_empty(tmp_path: Path, size: str) -> None:
+def test_a_cache_may_be_empty(tmp_path, size):
     graph = f"g (float[n, 3, 4] x, float[n, {size}, 4] c) => (float[n, t, 4] y) {{ y = Concat <axis = 1> (c, x) }}"
     write_text(tmp_path / "g.onnx", graph)
     source = ModelSource("net", onnx=tmp_path / "g.onnx", dimensions={} if size == "0" else {size: 0})
@@ -103,14 +103,14 @@ def test_a_cache_may_be_empty(tmp_path: Path, size: str) -> None:
     np.testing.assert_array_equal(session.outputs()[0], inputs[0])
 
 
-def test_an_input_that_the_graph_returns_has_its_values(tmp_path: Path) -> None:
+def test_an_input_that_the_graph_returns_has_its_values(tmp_path):
     write_text(tmp_path / "g.onnx", "g (float[n, 4] x) => (float[n, 4] y, float[n, 4] x) { y = Abs (x) }")
     (y, x), names, _ = run(tmp_path / "g.onnx")
     np.testing.assert_array_equal(y, np.abs(x))
     assert (names, x.any()) == (["y", "x"], True)
 
 
-def test_products_in_a_branch_are_proven(tmp_path: Path) -> None:
+def test_products_in_a_branch_are_proven(tmp_path):
     branches = "then_branch = t () => (float[n, 1] a) { a = MatMul (x, w) }, else_branch = e () => (float[n, 1] b) "
     nodes = f"s = ReduceSum <keepdims = 0> (x)  c = Less (s, zero)  y = If (c) <{branches} {{ b = MatMul (x, w) }}>"
     held = "<float[4, 1] w = {1, 2, 3, 4}, float zero = {0}>"
@@ -119,7 +119,7 @@ def test_products_in_a_branch_are_proven(tmp_path: Path) -> None:
     assert proof.compute_types == {"float32": 2}
 
 
-def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path: Path) -> None:
+def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path):
     classifier = helper.make_node(
         "LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", coefficients=np.ones(12).tolist(),
         intercepts=[0.0, 0.0, 0.0], classlabels_ints=[0, 1, 2], post_transform="SOFTMAX", multi_class=1,
@@ -154,9 +154,7 @@ def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path: Path) -> None:
         (10, 99, "export it again with an older one"),
     ],
 )
-def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ir: int, opset: int, says: str
-) -> None:
+def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(tmp_path, monkeypatch, ir, opset, says):
     monkeypatch.chdir(tmp_path)
     head = f'<ir_version: {ir}, opset_import: ["" : {opset}]>'
     onnx.save(onnx.parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ y = Relu (x) }}"), "g.onnx")
@@ -172,7 +170,7 @@ def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(
 
 @needs("openvino")
 @pytest.mark.parametrize(("node", "why"), [("acme.First", "convert acme.First$"), ("Upsample", "convert Upsample-20$")])
-def test_what_openvino_cannot_read_is_unsupported(tmp_path: Path, node: str, why: str) -> None:
+def test_what_openvino_cannot_read_is_unsupported(tmp_path, node, why):
     path = write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y) {{ y = {node} (x) }}")
     source = ModelSource("net", onnx=path)
     inputs = tuple(seeded_inputs(input_specs(source), 2))
@@ -181,7 +179,7 @@ def test_what_openvino_cannot_read_is_unsupported(tmp_path: Path, node: str, why
         engines.open_session("openvino", job)
 
 
-def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path: Path) -> None:
+def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path):
     blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     for each in (blobs, folder):
         each.mkdir(parents=True)

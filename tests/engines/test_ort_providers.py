@@ -23,7 +23,7 @@ def job(precision: str, **options: bool) -> Job[OrtTrtOptions]:
     return Job(ModelSource("net"), "inference", precision, 1, "cuda", OrtTrtOptions(**options), (), engine="ort-trt")
 
 
-def test_the_tensorrt_provider_may_use_the_rows_type_and_keeps_nothing() -> None:
+def test_the_tensorrt_provider_may_use_the_rows_type_and_keeps_nothing():
     def on(precision: str, **options: bool) -> set[str]:
         settings = TENSORRT.settings(job(precision, **options))
         return {name.removeprefix("trt_").removesuffix("_enable") for name, flag in settings.items() if flag == "True"}
@@ -34,7 +34,7 @@ def test_the_tensorrt_provider_may_use_the_rows_type_and_keeps_nothing() -> None
     assert [each.name for each in TENSORRT.behind] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-def test_onnx_runtime_knows_the_options_of_its_tensorrt_provider() -> None:
+def test_onnx_runtime_knows_the_options_of_its_tensorrt_provider():
     """Its parser runs only where TensorRT's libraries are; an option that it does not know is an error there."""
     library = next(Path(onnxruntime.__file__).parent.glob("capi/onnxruntime_pybind11_state*.so")).read_bytes()
     if b"Invalid TensorRT EP option" not in library:
@@ -44,7 +44,7 @@ def test_onnx_runtime_knows_the_options_of_its_tensorrt_provider() -> None:
         assert f"The value for the key '{name}' should be 'True' or 'False'".encode() in library
 
 
-def test_the_switch_of_tf32_is_off_but_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_of_tf32_is_off_but_for_tf32(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     load_tensorrt(job("fp32"))
     assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
@@ -54,9 +54,7 @@ def test_the_switch_of_tf32_is_off_but_for_tf32(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("mask", "asked", "given"), [({0, 2}, 0, 2), ({0, 1, 2, 3}, 0, 0), ({0, 2}, 3, 3)])
-def test_threads_stay_within_the_processes_mask(
-    monkeypatch: pytest.MonkeyPatch, mask: set[int], asked: int, given: int
-) -> None:
+def test_threads_stay_within_the_processes_mask(monkeypatch, mask, asked, given):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: mask, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     own = Job(ModelSource("net"), "inference", "fp32", 1, "cpu", OrtOptions(threads=asked), (), engine="ort")

@@ -35,11 +35,10 @@ class Tokens(nn.Module):
 """
 SOURCE = ModelSource("tokens", factory="to_quantize:Tokens", input_shape=(32, 64))
 WEIGHTS, BIASES = 64 * 96 + 96 * 64 + 64 * 10, 96 + 64 + 10
-MakeJob = Callable[..., Job]
 
 
 @pytest.fixture(scope="module")
-def make_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeJob]:
+def make_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
     pytest.importorskip("torchao")
     folder = tmp_path_factory.mktemp("quantize")
     (folder / "to_quantize.py").write_text(FACTORY)
@@ -54,7 +53,7 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeJob]:
     sys.path.remove(str(folder))
 
 
-def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job: MakeJob) -> None:
+def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job):
     phases: list[Phase] = []
     session, plain = EagerSession(make_job("int8", phase=phases.append)), EagerSession(make_job("fp32"))
     assert phases == [Phase.BUILD, Phase.LOAD]
@@ -71,7 +70,7 @@ def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job: Mak
 
 @pytest.mark.slow
 @needs("compiled")
-def test_the_compiler_takes_quantized_layers_whole(make_job: MakeJob) -> None:
+def test_the_compiler_takes_quantized_layers_whole(make_job):
     session = CompiledSession(make_job("int8", CompiledOptions()))
     proof = session.proof()
     assert (proof.graph_breaks, proof.graph_break_reasons) == (0, ())
@@ -79,7 +78,7 @@ def test_the_compiler_takes_quantized_layers_whole(make_job: MakeJob) -> None:
     assert error(outputs(session), outputs(EagerSession(make_job("int8")))) < 1e-4
 
 
-def test_on_a_gpu_layers_stay_float_that_its_integer_units_do_not_take() -> None:
+def test_on_a_gpu_layers_stay_float_that_its_integer_units_do_not_take():
     tokens, narrow, head = layers = [nn.Linear(64, 64), nn.Linear(64, 12), nn.Linear(64, 24)]
 
     def infer() -> None:

@@ -17,7 +17,7 @@ def drawn(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def spec(dtype: str = "float32", shape: tuple[int | str, ...] = ("batch", ROWS), **more: object) -> TensorSpec:
-    return TensorSpec("x", shape, dtype, **more)  # type: ignore[arg-type]
+    return TensorSpec("x", shape, dtype, **more)
 
 
 def renewed(*inputs: tuple[TensorSpec, torch.Tensor], block: int = 1) -> list[list[torch.Tensor]]:
@@ -49,9 +49,7 @@ def share_distinct(tensors: list[torch.Tensor]) -> float:
         (spec("float32", (1000,), data="own"), torch.rand(1000), 0.0, 1.0),
     ],
 )
-def test_every_call_has_new_values_of_the_same_kind(
-    one: TensorSpec, tensor: torch.Tensor, low: float, high: float, block: int
-) -> None:
+def test_every_call_has_new_values_of_the_same_kind(one, tensor, low, high, block):
     found = [x for (x,) in renewed((one, tensor), block=block)]
     assert share_distinct(found) > 0.95  # Factors meet by chance: 84,000 of a float lie within half a percent.
     if one.dtype == "float32":
@@ -65,19 +63,19 @@ def test_every_call_has_new_values_of_the_same_kind(
     ("dtype", "tensor"),
     [("float32", torch.ones(BATCH, ROWS)), ("float32", torch.ones(BATCH, 5000)), ("int64", ONE_ITEM)],
 )
-def test_repeated_items_of_the_user_are_no_equal_rows_in_any_call(dtype: str, tensor: torch.Tensor) -> None:
+def test_repeated_items_of_the_user_are_no_equal_rows_in_any_call(dtype, tensor):
     rows = [row.numpy().tobytes() for (x,) in renewed((spec(dtype, data="own"), tensor)) for row in x]
     assert len(set(rows)) >= 0.99 * len(rows)
 
 
-def test_integers_of_the_user_keep_their_values_and_their_masks_places() -> None:
+def test_integers_of_the_user_keep_their_values_and_their_masks_places():
     ids, mask = spec("int64", data="ids"), spec("bool", data="mask")
     for x, is_kept in renewed((ids, ONE_ITEM), (mask, ONE_ITEM > 3)):
         assert torch.equal(x.sort().values, ONE_ITEM)
         assert torch.equal(is_kept, x > 3)
 
 
-def test_masks_sizes_and_what_may_be_a_box_stay() -> None:
+def test_masks_sizes_and_what_may_be_a_box_stay():
     inputs = [
         (spec("int64", is_mask=True), torch.ones(BATCH, ROWS, dtype=torch.int64)),
         (spec("int64", ("batch",), data="sizes"), torch.arange(BATCH)),
@@ -89,7 +87,7 @@ def test_masks_sizes_and_what_may_be_a_box_stay() -> None:
 
 
 @pytest.mark.parametrize("one", [spec(), spec(data="own"), spec("int64", range=(0, 9)), spec("int64", data="own")])
-def test_every_process_draws_other_values_and_leaves_torchs_generator_alone(one: TensorSpec) -> None:
+def test_every_process_draws_other_values_and_leaves_torchs_generator_alone(one):
     tensor, before = (ONE_ITEM if one.dtype == "int64" else drawn()), torch.get_rng_state()
     first, second = ({x.numpy().tobytes() for (x,) in renewed((one, tensor))} for _ in range(2))
     assert not first & second
@@ -97,7 +95,7 @@ def test_every_process_draws_other_values_and_leaves_torchs_generator_alone(one:
 
 
 @pytest.mark.parametrize("size", [3, 2**18])
-def test_no_call_has_the_tensor_of_the_one_before_and_its_version_moves(size: int) -> None:
+def test_no_call_has_the_tensor_of_the_one_before_and_its_version_moves(size):
     renewal, last, keys = Renewal([spec()], [torch.ones(BATCH, size)]), None, set[tuple[int, int]]()
     for _ in range(CALLS):
         renewal.renew(1)
@@ -112,7 +110,7 @@ def test_no_call_has_the_tensor_of_the_one_before_and_its_version_moves(size: in
     assert x.data_ptr() not in places
 
 
-def test_moved_floats_of_the_user_are_far_from_their_own() -> None:
+def test_moved_floats_of_the_user_are_far_from_their_own():
     for size in (ROWS, 5000):
         renewal = Renewal([spec(data="own")], [torch.ones(BATCH, size)])
         renewal.renew(1)

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,6 @@ STATISTICS = 8 + 8
 COUNTER_BYTES = 8
 """Batch normalization counts its batches in an int64."""
 
-Open = Callable[..., Session]
 
 COMPILED, OPENVINO = map(if_able, ("compiled", "openvino"))
 
@@ -57,7 +55,7 @@ cache = cache_beside("tiny_for_sessions", FACTORY)
 
 
 @pytest.fixture
-def open_session(cache: Cache) -> Open:
+def open_session(cache: Cache) -> Callable[..., Session]:
     """`open_session("eager", "bf16", channels_last=True)`."""
 
     def start(engine: str, precision: str = "fp32", **more: Any) -> Session:
@@ -74,9 +72,7 @@ def expected(cache: Cache) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO])
-def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(
-    engine: str, open_session: Open, cache: Cache, expected: Any
-) -> None:
+def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(engine, open_session, cache, expected):
     session = open_session(engine)
     assert error(outputs(session), expected) < 1e-5
     assert error(outputs(session), expected) < 1e-5, "and again"
@@ -91,7 +87,7 @@ def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(
 
 
 @needs("openvino")
-def test_operators_that_openvino_cannot_convert_are_named(tmp_path: Path) -> None:
+def test_operators_that_openvino_cannot_convert_are_named(tmp_path):
     text = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> g (float[N, 2] x) => (float[N, 2] y) {
         z = Relu (x)
         y = ai.onnx.ml.Scaler <offset = [0.0], scale = [1.0]> (z)
@@ -103,7 +99,7 @@ def test_operators_that_openvino_cannot_convert_are_named(tmp_path: Path) -> Non
         engines.open_session("openvino", job)
 
 
-def test_a_graph_with_other_inputs_than_the_model_is_an_error() -> None:
+def test_a_graph_with_other_inputs_than_the_model_is_an_error():
     specs = input_specs(SOURCE)
     job = Job(SOURCE, "inference", "fp32", 1, "cpu", EagerOptions(), tuple(seeded_inputs(specs, 1)), specs=tuple(specs))
     assert len(job.named_inputs(["x"])) == 1
@@ -111,12 +107,12 @@ def test_a_graph_with_other_inputs_than_the_model_is_an_error() -> None:
         job.named_inputs(["x", "mask"])
 
 
-def test_channels_last_and_half_precision_give_the_same_outputs(open_session: Open, expected: Any) -> None:
+def test_channels_last_and_half_precision_give_the_same_outputs(open_session, expected):
     assert error(outputs(open_session("eager", channels_last=True)), expected) < 1e-5
     assert 1e-4 < error(outputs(open_session("eager", "bf16")), expected) < 5e-2
 
 
-def test_channels_last_really_is(open_session: Open) -> None:
+def test_channels_last_really_is(open_session):
     session: Any = open_session("eager", channels_last=True)
     seen: list[torch.Tensor] = []
     session.model[3].register_forward_hook(lambda module, inputs, output: seen.extend([*inputs, output]))
@@ -131,9 +127,7 @@ def test_channels_last_really_is(open_session: Open) -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16")])
-def test_proof_of_eager_counts_convolutions_and_products_by_type(
-    open_session: Open, precision: str, dtype: str
-) -> None:
+def test_proof_of_eager_counts_convolutions_and_products_by_type(open_session, precision, dtype):
     proof = open_session("eager", precision).proof()
     assert proof.compute_types == {dtype: 3}, "two convolutions and a product"
     assert proof.details["weight_types"].keys() == {dtype}
@@ -143,9 +137,7 @@ def test_proof_of_eager_counts_convolutions_and_products_by_type(
 
 
 @pytest.mark.parametrize("engine", [COMPILED])
-def test_compiled_counts_its_graphs_in_channels_last_and_half_precision(
-    open_session: Open, engine: str, expected: Any
-) -> None:
+def test_compiled_counts_its_graphs_in_channels_last_and_half_precision(open_session, engine, expected):
     phases: list[str] = []
     session = open_session(engine, "bf16", phase=phases.append, channels_last=True)
     assert 1e-4 < error(outputs(session), expected) < 5e-2
@@ -156,7 +148,7 @@ def test_compiled_counts_its_graphs_in_channels_last_and_half_precision(
     assert proof.cuda_graph is False
 
 
-def test_no_call_of_ort_asks_for_an_option_that_is_not_set(open_session: Open) -> None:
+def test_no_call_of_ort_asks_for_an_option_that_is_not_set(open_session):
     """Python's run_with_iobinding asks for `gpu_graph_id`; the exception that it catches took 20 µs of every call."""
     assert open_session("ort").run_options is None
     options = run_options(PROVIDERS["ort", "cuda"])
@@ -164,7 +156,7 @@ def test_no_call_of_ort_asks_for_an_option_that_is_not_set(open_session: Open) -
     assert options.get_run_config_entry("gpu_graph_id") == "0"
 
 
-def test_proof_of_ort_has_every_nodes_provider(open_session: Open) -> None:
+def test_proof_of_ort_has_every_nodes_provider(open_session):
     session = open_session("ort")
     session.run(lambda name: None)
     proof = session.proof()
@@ -176,20 +168,20 @@ def test_proof_of_ort_has_every_nodes_provider(open_session: Open) -> None:
     assert not proof.tf32
 
 
-def test_ort_computes_an_fp16_graph_in_fp32_on_the_cpu(open_session: Open) -> None:
+def test_ort_computes_an_fp16_graph_in_fp32_on_the_cpu(open_session):
     """Why it is unsupported: nothing but the optimized graph tells."""
     proof = open_session("ort", "fp16").proof()
     assert "float32" in proof.compute_types
     assert proof.details["casts"] > 0
 
 
-def test_weights_of_a_torch_session_are_its_parameters_and_statistics(open_session: Open) -> None:
+def test_weights_of_a_torch_session_are_its_parameters_and_statistics(open_session):
     tensors = PARAMETERS + STATISTICS
     assert open_session("eager").memory().weights == 4 * tensors + COUNTER_BYTES
     assert open_session("eager", "bf16").memory().weights == 2 * tensors + COUNTER_BYTES
 
 
-def test_a_weight_that_others_share_or_that_is_expanded_is_held_once(open_session: Open) -> None:
+def test_a_weight_that_others_share_or_that_is_expanded_is_held_once(open_session):
     session = open_session("eager")
     before, shared, row = session.memory().weights, torch.zeros(1000), torch.zeros(1, 8)
     for name, tensor in {"whole": shared, "part": shared[:10], "row": row.expand(500, 8)}.items():
@@ -207,7 +199,7 @@ def test_a_weight_that_others_share_or_that_is_expanded_is_held_once(open_sessio
         pytest.param("openvino", "compiled", "inference", marks=OPENVINO.marks),
     ],
 )
-def test_closed_session_lets_its_model_go(engine: str, attribute: str, pass_: str, open_session: Open) -> None:
+def test_closed_session_lets_its_model_go(engine, attribute, pass_, open_session):
     session: Any = open_session(engine, pass_=pass_)
     session.run(lambda name: None)
     model = weakref.ref(getattr(session, attribute))
@@ -217,7 +209,7 @@ def test_closed_session_lets_its_model_go(engine: str, attribute: str, pass_: st
     assert model() is None, "whatever name holds it"
 
 
-def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd):
     from engines import ort
 
     line = "2026-11-21 05:17:10.9 [I:onnxruntime:Default, bfc_arena.cc:{}] {}\n"
@@ -265,9 +257,7 @@ def make(kind):
     [(f"Conv{kind}{n}d", (2, *(5,) * n)) for kind in ("", "Transpose") for n in (1, 2, 3)]
     + [("LSTM", (3, 2)), ("GRU", (3, 2))],
 )
-def test_each_kind_of_convolution_is_proven(
-    kind: str, item: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_kind_of_convolution_is_proven(kind, item, tmp_path, monkeypatch):
     (tmp_path / "all_kinds.py").write_text(MODULES)
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("net", factory="all_kinds:make", input_shape=item, options={"kind": kind})
@@ -279,9 +269,7 @@ def test_each_kind_of_convolution_is_proven(
 
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED])
-def test_renewed_inputs_are_what_calls_compute_with_and_fed_ones_come_back(
-    engine: str, cache: Cache, expected: Any
-) -> None:
+def test_renewed_inputs_are_what_calls_compute_with_and_fed_ones_come_back(engine, cache, expected):
     specs = tuple(input_specs(SOURCE))
     job = replace(make_job(SOURCE, cache, engine, "fp32", batch=BATCH), specs=specs)
     session: Any = engines.open_session(engine, job)

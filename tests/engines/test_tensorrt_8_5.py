@@ -54,7 +54,7 @@ class Config(SimpleNamespace):
         self.features.add(feature)
 
 
-def test_its_names_are_there() -> None:
+def test_its_names_are_there():
     for name in OF_8_5:
         attrgetter(name)(tensorrt)
     assert library("trt") is tensorrt
@@ -73,7 +73,7 @@ def test_its_names_are_there() -> None:
         ("native", ("int8", "float32"), ("INT8",)),
     ],
 )
-def test_flags_allow_the_types_that_were_asked_for(precision: str, types: Any, flags: Any) -> None:
+def test_flags_allow_the_types_that_were_asked_for(precision, types, flags):
     config = Config()
     configure(tensorrt, config, precision, frozenset(types), 3)
     assert config.flags == {getattr(tensorrt.BuilderFlag, flag) for flag in flags}
@@ -83,14 +83,14 @@ def test_flags_allow_the_types_that_were_asked_for(precision: str, types: Any, f
     assert config.profiling_verbosity == tensorrt.ProfilingVerbosity.DETAILED
 
 
-def test_what_it_lacks_is_unsupported() -> None:
+def test_what_it_lacks_is_unsupported():
     with pytest.raises(Unsupported, match=r"TensorRT 8\.5\.3\.1 has no bf16; it has fp32, tf32, fp16, int8"):
         configure(tensorrt, Config(), "bf16", frozenset(), 3)
     with pytest.raises(Unsupported, match="no optimization levels"):
         configure(tensorrt, Config(), "fp32", frozenset(), 5)
 
 
-def test_a_context_gets_its_memory_by_an_attribute() -> None:
+def test_a_context_gets_its_memory_by_an_attribute():
     engine = SimpleNamespace(create_execution_context_without_device_memory=SimpleNamespace)
     context, kept = create_context(tensorrt, engine)
     give_scratch(context, 4096, 256)
@@ -98,7 +98,7 @@ def test_a_context_gets_its_memory_by_an_attribute() -> None:
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="a driver answers")
-def test_without_a_driver_the_error_says_so() -> None:
+def test_without_a_driver_the_error_says_so():
     for make, what in ((tensorrt.Builder, "builder"), (tensorrt.Runtime, "runtime")):
         with pytest.raises((RuntimeError, Unsupported), match=rf"TensorRT 8.5.3.1 .*({what}|driver)"):
             open_with_plugins(tensorrt, make, what)

@@ -76,7 +76,6 @@ def loud():
 """
 PARAMETERS = 3 * 8 * 9 + 8 + 8 + 8 + 8 * 8 * 9 + 8 + 288 * 10 + 10
 BATCH = 6
-Open = Callable[..., Any]
 
 
 cache = cache_beside("training_factories", FACTORIES)
@@ -87,7 +86,7 @@ def source(name: str) -> ModelSource:
 
 
 @pytest.fixture
-def open_session(cache: Cache) -> Open:
+def open_session(cache: Cache) -> Callable[..., Any]:
     """`open_session("bf16", optimizer="sgd", channels_last=True)`."""
 
     def start(
@@ -136,7 +135,7 @@ def weights(session: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "sgd-foreach", "adamw-foreach"])
-def test_an_optimizer_is_a_part_of_its_own_and_moves_the_weights(open_session: Open, optimizer: str) -> None:
+def test_an_optimizer_is_a_part_of_its_own_and_moves_the_weights(open_session, optimizer):
     step_thrice(open_session(optimizer=optimizer))
 
 
@@ -152,7 +151,7 @@ def step_thrice(session: Any) -> None:
     assert min(moved[-2:]) > 0
 
 
-def test_sgd_is_what_torch_does_by_default(open_session: Open) -> None:
+def test_sgd_is_what_torch_does_by_default(open_session):
     """Fused, and with a momentum that was made beforehand, it gives the plain optimizer's weights."""
     session, plain = open_session(optimizer="sgd"), open_session()
     optimizer = torch.optim.SGD(plain.model.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4, foreach=False)
@@ -164,7 +163,7 @@ def test_sgd_is_what_torch_does_by_default(open_session: Open) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
-def test_the_prepared_weights_are_not_written_to(open_session: Open, cache: Cache) -> None:
+def test_the_prepared_weights_are_not_written_to(open_session, cache):
     """A canonical network's weights are mapped from the file, on the CPU right under the optimizer."""
     model = ModelSource("resnet18")
     state = cached_state(model, cache)
@@ -179,7 +178,7 @@ def test_the_prepared_weights_are_not_written_to(open_session: Open, cache: Cach
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-def test_dropout_is_off_unless_asked_for(open_session: Open, dropout: bool) -> None:
+def test_dropout_is_off_unless_asked_for(open_session, dropout):
     session = open_session(dropout=dropout)
     assert session.model[1].training, "batch normalization computes its statistics"
     assert session.model[5].training == dropout
@@ -199,8 +198,8 @@ def test_dropout_is_off_unless_asked_for(open_session: Open, dropout: bool) -> N
     ],
 )
 def test_the_iteration_that_was_measured_shows_the_references_gradients(
-    open_session: Open, cache: Cache, precision: str, optimizer: str, head: str
-) -> None:
+    open_session, cache, precision, optimizer, head
+):
     session = open_session(precision, optimizer=optimizer, head=head)
     assert isinstance(session, Trainable)
     for _ in range(4):
@@ -228,9 +227,7 @@ def test_the_iteration_that_was_measured_shows_the_references_gradients(
         ("forces", "logits", "logits", (BATCH, 3, 16, 16)),
     ],
 )
-def test_the_backward_pass_starts_from_what_the_proof_names(
-    open_session: Open, cache: Cache, name: str, head: str, form: str, shape: tuple[int, ...]
-) -> None:
+def test_the_backward_pass_starts_from_what_the_proof_names(open_session, cache, name, head, form, shape):
     session = open_session(name=name, head=head)
     session.run(ignore)
     (output,) = session.outputs()
@@ -250,9 +247,7 @@ def test_the_backward_pass_starts_from_what_the_proof_names(
         pytest.param(3, "fp32", {"engine": "compiled", "optimizer": "adamw"}, marks=needs("compiled")),
     ],
 )
-def test_parts_of_a_batch_add_up_to_its_gradients(
-    open_session: Open, cache: Cache, parts: int, precision: str, training: dict[str, Any]
-) -> None:
+def test_parts_of_a_batch_add_up_to_its_gradients(open_session, cache, parts, precision, training):
     session = open_session(precision, accumulation=parts, **training)
     for _ in range(2):
         marks: list[str] = []
@@ -263,7 +258,7 @@ def test_parts_of_a_batch_add_up_to_its_gradients(
     assert found.zeros == []
 
 
-def test_what_is_frozen_has_no_gradient_and_no_state(open_session: Open, cache: Cache) -> None:
+def test_what_is_frozen_has_no_gradient_and_no_state(open_session, cache):
     session = open_session(optimizer="adamw", frozen=("0", "*.bias"))
     session.run(ignore)
     trained = {name for name, p in session.model.named_parameters() if p.grad is not None}
@@ -276,7 +271,7 @@ def test_what_is_frozen_has_no_gradient_and_no_state(open_session: Open, cache: 
 
 
 @needs("compiled")
-def test_a_compiled_iteration_does_and_shows_all_of_it(open_session: Open, cache: Cache) -> None:
+def test_a_compiled_iteration_does_and_shows_all_of_it(open_session, cache):
     session = open_session("amp-bf16", "compiled", "adamw", input_gradient=True)
     step_thrice(session)
     found, own = compared(cache, session, "amp-bf16")
@@ -296,9 +291,7 @@ def test_a_compiled_iteration_does_and_shows_all_of_it(open_session: Open, cache
         ("amp-fp16", "none", 4, {"name": "loud"}),
     ],
 )
-def test_the_gradient_of_the_input_is_the_references(
-    open_session: Open, cache: Cache, precision: str, optimizer: str, batch: int, options: dict[str, Any]
-) -> None:
+def test_the_gradient_of_the_input_is_the_references(open_session, cache, precision, optimizer, batch, options):
     session = open_session(precision, optimizer=optimizer, batch=batch, input_gradient=True, **options)
     for _ in range(2):
         session.run(ignore)
@@ -309,7 +302,7 @@ def test_the_gradient_of_the_input_is_the_references(
     session.proof()
 
 
-def test_weights_that_have_moved_are_put_back_where_they_are(open_session: Open, cache: Cache) -> None:
+def test_weights_that_have_moved_are_put_back_where_they_are(open_session, cache):
     session = open_session(optimizer="adamw")
     places = [p.data_ptr() for p in session.model.parameters()]
     before = weights(session)
@@ -324,9 +317,7 @@ def test_weights_that_have_moved_are_put_back_where_they_are(open_session: Open,
 
 
 @pytest.mark.parametrize("optimizer", ["none", "adamw"])
-def test_a_loss_scale_that_overflows_is_halved_before_anything_is_timed(
-    open_session: Open, cache: Cache, optimizer: str
-) -> None:
+def test_a_loss_scale_that_overflows_is_halved_before_anything_is_timed(open_session, cache, optimizer):
     session = open_session("amp-fp16", optimizer=optimizer, name="loud")
     before = weights(session)
     session.run(ignore)
@@ -339,7 +330,7 @@ def test_a_loss_scale_that_overflows_is_halved_before_anything_is_timed(
     assert found.gradient < 3 * own.gradient
 
 
-def test_a_first_step_that_is_skipped_leaves_no_garbage_in_the_momentum(open_session: Open) -> None:
+def test_a_first_step_that_is_skipped_leaves_no_garbage_in_the_momentum(open_session):
     session = open_session("amp-fp16", optimizer="sgd")
     session.training.scaler = torch.amp.GradScaler("cpu", init_scale=1e30)
     session.training._scale = 1e30  # It is not searched for.
@@ -356,7 +347,7 @@ def test_a_first_step_that_is_skipped_leaves_no_garbage_in_the_momentum(open_ses
     ("optimizer", "precision", "floats"),
     [("none", "fp32", 0), ("sgd", "fp32", 1), ("adamw", "fp32", 2), ("sgd", "bf16", 1), ("adamw", "amp-bf16", 2)],
 )
-def test_memory_of_gradients_and_optimizer(open_session: Open, optimizer: str, precision: str, floats: int) -> None:
+def test_memory_of_gradients_and_optimizer(open_session, optimizer, precision, floats):
     session = open_session(precision, optimizer=optimizer)
     session.run(ignore)
     size = 2 if precision == "bf16" else 4
@@ -367,7 +358,7 @@ def test_memory_of_gradients_and_optimizer(open_session: Open, optimizer: str, p
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("amp-bf16", "bfloat16"), ("amp-fp16", "float16")])
-def test_proof_of_amp_has_narrow_products_and_wide_weights(open_session: Open, precision: str, dtype: str) -> None:
+def test_proof_of_amp_has_narrow_products_and_wide_weights(open_session, precision, dtype):
     session = open_session(precision)
     session.run(ignore)
     is_narrow_with_wide_weights(session, dtype)

@@ -105,7 +105,7 @@ def nothing_is_held(library: StandIn) -> None:
         assert library.events.count(f"{thing} made") == library.events.count(f"{thing} freed")
 
 
-def test_the_first_run_is_plain_and_the_others_are_replays(library: StandIn, convolution: Path) -> None:
+def test_the_first_run_is_plain_and_the_others_are_replays(library, convolution):
     phases: list[str] = []
     at_peak: list[int] = []
     job = replace(job_of(convolution, "fp32", cuda_graph=True), phase=phases.append)
@@ -138,7 +138,7 @@ def test_the_first_run_is_plain_and_the_others_are_replays(library: StandIn, con
     assert library.events == ["graph freed", "context freed", "engine freed", "runtime freed", "memory freed"]
 
 
-def test_inputs_and_outputs_of_other_types_keep_their_order_and_take_new_values(library: StandIn, mixed: Path) -> None:
+def test_inputs_and_outputs_of_other_types_keep_their_order_and_take_new_values(library, mixed):
     job = job_of(mixed)
     session = trt.open_session(job)
     others = seeded_inputs(input_specs(graphs.source_of(mixed)), graphs.BATCH, first=graphs.BATCH)
@@ -153,9 +153,7 @@ def test_inputs_and_outputs_of_other_types_keep_their_order_and_take_new_values(
 
 
 @pytest.mark.usefixtures("library")
-def test_an_output_in_host_memory_is_waited_for_and_no_memory_of_the_device(
-    mixed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_in_host_memory_is_waited_for_and_no_memory_of_the_device(mixed, monkeypatch):
     session, waited = trt.open_session(job_of(mixed)), []
     run(session)
     monkeypatch.setattr(torch.cuda.current_stream(), "synchronize", lambda: waited.append(1))
@@ -167,9 +165,7 @@ def test_an_output_in_host_memory_is_waited_for_and_no_memory_of_the_device(
 
 
 @pytest.mark.parametrize(("how", "says"), [("by waiting", "not permitted"), ("beforehand", "cannot be captured")])
-def test_an_engine_that_cannot_be_captured_is_enqueued_anew_each_time(
-    library: StandIn, convolution: Path, how: str, says: str
-) -> None:
+def test_an_engine_that_cannot_be_captured_is_enqueued_anew_each_time(library, convolution, how, says):
     library.refuses_capture = how
     job = job_of(convolution, cuda_graph=True)
     session = trt.open_session(job)
@@ -188,7 +184,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_that_fails_says_why_and_frees_what_was_taken(library: StandIn, mixed: Path, step: str) -> None:
+def test_a_step_that_fails_says_why_and_frees_what_was_taken(library, mixed, step):
     if step == "execute_async_v3":
         session = trt.open_session(job_of(mixed))
         library.fails = step
@@ -203,9 +199,7 @@ def test_a_step_that_fails_says_why_and_frees_what_was_taken(library: StandIn, m
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_an_allocation_that_fails_frees_what_was_taken(
-    library: StandIn, mixed: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allocation_that_fails_frees_what_was_taken(library, mixed, number, monkeypatch):
     job, empty, asked = job_of(mixed), torch.empty, []
 
     def allocate(*shape: Any, **options: Any) -> torch.Tensor:
@@ -221,7 +215,7 @@ def test_an_allocation_that_fails_frees_what_was_taken(
     nothing_is_held(library)
 
 
-def test_the_build_is_told_what_the_options_say(library: StandIn, convolution: Path) -> None:
+def test_the_build_is_told_what_the_options_say(library, convolution):
     trt.open_session(job_of(convolution))
     trt.open_session(job_of(convolution, "tf32"))
     plain, asked = library.builds
@@ -230,9 +224,7 @@ def test_the_build_is_told_what_the_options_say(library: StandIn, convolution: P
     assert asked.precision == "tf32"
 
 
-def test_what_an_engine_cannot_take_is_unsupported(
-    library: StandIn, convolution: Path, mixed: Path, tmp_path: Path
-) -> None:
+def test_what_an_engine_cannot_take_is_unsupported(library, convolution, mixed, tmp_path):
     model = onnx.load(mixed)
     model.graph.output[1].type.tensor_type.shape.dim[1].dim_param = "found"
     onnx.save(model, tmp_path / "by_value.onnx")
@@ -255,9 +247,7 @@ def test_what_an_engine_cannot_take_is_unsupported(
         ("tf32", "gemm_f32f32_tf32f32_f32", None),
     ],
 )
-def test_an_engine_that_computes_in_another_type_is_a_mismatch(
-    library: StandIn, convolution: Path, precision: str, kernel: str, says: str | None
-) -> None:
+def test_an_engine_that_computes_in_another_type_is_a_mismatch(library, convolution, precision, kernel, says):
     library.tactic = f"sm80_xmma_fprop_implicit_{kernel}_nhwckrsc"
     session = trt.open_session(job_of(convolution, precision))
     found = checks.mismatch(case_of(session.job), session.proof())
@@ -265,7 +255,7 @@ def test_an_engine_that_computes_in_another_type_is_a_mismatch(
     assert found is None if says is None else says in (found or "")
 
 
-def test_what_cannot_be_proven_is_warned_of(library: StandIn, convolution: Path) -> None:
+def test_what_cannot_be_proven_is_warned_of(library, convolution):
     assert "unproven" in [w.kind for w in trt.open_session(job_of(convolution, "tf32")).proof().warnings]
     library.fails = "get_engine_information"
     proof = trt.open_session(job_of(convolution, "fp32")).proof()
@@ -274,9 +264,7 @@ def test_what_cannot_be_proven_is_warned_of(library: StandIn, convolution: Path)
 
 
 @pytest.mark.parametrize("content", ["raise OSError('libnvinfer.so.10: undefined symbol')", "import no_such_bindings"])
-def test_a_library_that_does_not_load_is_unsupported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
+def test_a_library_that_does_not_load_is_unsupported(tmp_path, monkeypatch, content):
     (tmp_path / "tensorrt.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
@@ -285,7 +273,7 @@ def test_a_library_that_does_not_load_is_unsupported(
 
 
 @has_rtx
-def test_the_real_library_takes_our_types_logger_and_profiler() -> None:
+def test_the_real_library_takes_our_types_logger_and_profiler():
     real = trt.library("trt-rtx")
     names = set(real.DataType.__members__)
     assert names - trt._DTYPES.keys() == {"FP4", "INT4", "E8M0"}, "packed, or a scale"
@@ -301,7 +289,7 @@ def test_the_real_library_takes_our_types_logger_and_profiler() -> None:
 
 
 @has_rtx
-def test_the_stand_ins_names_are_tensorrts() -> None:
+def test_the_stand_ins_names_are_tensorrts():
     """The session runs on the stand-in, so it takes no other names; but for what it asks for before it takes it."""
     lean, rtx = pytest.importorskip("tensorrt_lean_bindings"), trt.library("trt-rtx")
     real = {"Engine": "ICudaEngine", "Context": "IExecutionContext"}

@@ -104,7 +104,7 @@ normalization ahead of a convolution. The others of the catalog have the same bl
 
 
 @pytest.mark.parametrize(("name", "precision"), THIN.items())
-def test_canonical_network(name: str, precision: str, rtx: Any, cache: Cache, exports: Cache) -> None:
+def test_canonical_network(name, precision, rtx, cache, exports):
     source = thin_source(name)
     path = export_onnx(source, precision, exports).path
     request = BuildRequest(path, precision, batch_shapes(input_specs(source), 4), target="sm89", level=0)
@@ -126,7 +126,7 @@ def parameters_of(source: ModelSource) -> int:
 # What an engine is for.
 
 
-def test_shapes_that_do_not_fit_the_graph(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+def test_shapes_that_do_not_fit_the_graph(rtx, small, cache):
     for shape in ((4, 5, 16, 16), (4, 3, 16)):
         with pytest.raises(
             ModelError, match=r"input 'x' is of shape \(-1, 3, 16, 16\) .* not " + re.escape(str(shape))
@@ -138,7 +138,7 @@ def test_shapes_that_do_not_fit_the_graph(rtx: Any, small: BuildRequest, cache: 
         built(rtx, replace(small, shapes={"x": ((8, 3, 16, 16), (4, 3, 16, 16), (8, 3, 16, 16))}), cache)
 
 
-def test_static_graph_needs_no_profile(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+def test_static_graph_needs_no_profile(rtx, tmp_path, cache):
     path = write_graph(tmp_path / "s.onnx", convolution("c", "x", "y", "w"), w=random_weight(8, 3, 3, 3))
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
@@ -150,14 +150,14 @@ def test_static_graph_needs_no_profile(rtx: Any, tmp_path: Path, cache: Cache) -
 
 
 @pytest.mark.parametrize(("precision", "on"), [("fp32", False), ("tf32", True), ("fp16", False), ("native", False)])
-def test_tf32_flag(rtx: Any, small: BuildRequest, precision: str, on: bool) -> None:
+def test_tf32_flag(rtx, small, precision, on):
     config = rtx.Builder(logger_of(rtx)).create_builder_config()
     assert config.get_flag(rtx.BuilderFlag.TF32), "it is the library's default"
     _configure(rtx, config, replace(small, precision=precision))
     assert config.get_flag(rtx.BuilderFlag.TF32) == on
 
 
-def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
+def test_options_reach_the_builder(rtx, small):
     config = rtx.Builder(logger_of(rtx)).create_builder_config()
     _configure(rtx, config, replace(small, target="sm80,sm89", level=5))
     assert config.builder_optimization_level == 5
@@ -166,7 +166,7 @@ def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
 
 
-def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cache: Cache) -> None:
+def test_what_a_gpu_is_built_for(rtx, plain, small, cache):
     """TensorRT for RTX takes what was built ahead of time for the card's compute capability."""
     ahead = built(rtx, replace(small, target="sm89"), cache)
     found = built(rtx, replace(small, **{"target": None, **built_for(rtx, "a card", "8.9")}), cache)
@@ -176,7 +176,7 @@ def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cach
         built(rtx, replace(small, target=None, gpu="a card"), cache)
 
 
-def test_what_a_library_does_not_have_is_unsupported(rtx: Any, plain: Any, small: BuildRequest, cache: Cache) -> None:
+def test_what_a_library_does_not_have_is_unsupported(rtx, plain, small, cache):
     for target in ("sm90", "SM89", "", "sm89,sm90", "89"):
         with pytest.raises(Unsupported, match=r"has no target .*; valid: sm75, .*sm89, .*all"):
             built(rtx, replace(small, target=target), cache)
@@ -185,7 +185,7 @@ def test_what_a_library_does_not_have_is_unsupported(rtx: Any, plain: Any, small
         built(plain, small, cache)
 
 
-def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+def test_a_target_without_these_types_is_unsupported(rtx, tmp_path, cache):
     """Turing has no fp32 matrix product."""
     path = write_graph(tmp_path / "product.onnx", "f = Flatten (x)  y = Gemm (f, w)", w=random_weight(768, 8))
     request = BuildRequest(path, "fp32", at_batch(4), target="sm75")
@@ -197,7 +197,7 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
 # Broken graphs.
 
 
-def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+def test_unknown_operators_are_told_with_their_nodes(rtx, tmp_path, cache):
     odd = [f"[odd_{n}] t{n + 1} = Wobble (t{n})" for n in range(6)]
     nodes = "  ".join(["[fine] t0 = Relu (x)", *odd, "[odd_6] y = Wobble (t6)"])
     path = write_graph(tmp_path / "unknown.onnx", nodes)
@@ -213,7 +213,7 @@ def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, c
     assert not list(cache.root.rglob("*.engine"))
 
 
-def test_a_kernel_that_was_skipped_is_a_reason_only_where_none_was_left(rtx: Any) -> None:
+def test_a_kernel_that_was_skipped_is_a_reason_only_where_none_was_left(rtx):
     def said(*messages: tuple[str, str]) -> str:
         logger = logger_of(rtx)
         forget(logger)
@@ -236,7 +236,7 @@ NONE_LEFT = "Error Code 10: Internal Error (Could not find any implementation fo
 # The cache.
 
 
-def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: Path) -> None:
+def test_key_tells_apart_what_differs(rtx, small, tmp_path):
     other = tmp_path / "elsewhere.onnx"
     other.write_bytes(small.onnx.read_bytes())
     assert engine_key(rtx, replace(small, onnx=other)) == engine_key(rtx, small), "the path says nothing"
@@ -256,7 +256,7 @@ def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: P
     assert len({engine_key(rtx, request) for request in requests}) == len(requests)
 
 
-def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+def test_data_beside_the_graph(rtx, tmp_path, cache):
     """It is found, and part of the key."""
     weight = random_weight(64, 3, 7, 7)
 
@@ -276,15 +276,13 @@ def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
 # Progress, and ends before the end.
 
 
-def test_a_build_tells_its_progress(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+def test_a_build_tells_its_progress(rtx, small, cache):
     told: list[str] = []
     build_engine(rtx, replace(small, target="sm80"), cache, told.append)
     assert told and all(re.fullmatch(r"building: .*, step \d+", words) for words in told)
 
 
-def test_no_builder_outlives_its_build(
-    rtx: Any, small: BuildRequest, cache: Cache, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_builder_outlives_its_build(rtx, small, cache, tmp_path, capfd):
     """As long as one lives, the library ignores every other logger, and says so."""
     gc.collect()  # What earlier tests left.
     odd = write_graph(tmp_path / "odd.onnx", "y = Wobble (x)")

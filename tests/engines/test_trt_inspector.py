@@ -73,7 +73,7 @@ def changed(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {key: value for key, value in {**layer, **fields}.items() if value is not None}
 
 
-def test_layers_of_tensorrt_10() -> None:
+def test_layers_of_tensorrt_10():
     layers = read_layers(json.dumps(ENGINE_10))
     assert [layer.kind for layer in layers] == ["Reformat", "CaskConvolution", "kgen", "gemm"]
     assert [layer.compute_type for layer in layers] == [None, "float16", None, "float16"]
@@ -90,7 +90,7 @@ def test_layers_of_tensorrt_10() -> None:
     }
 
 
-def test_layers_of_tensorrt_11_keep_type_and_format_apart() -> None:
+def test_layers_of_tensorrt_11_keep_type_and_format_apart():
     split = {
         "Name": "x",
         "Dimensions": [1, 64],
@@ -105,7 +105,7 @@ def test_layers_of_tensorrt_11_keep_type_and_format_apart() -> None:
     assert layer.compute_type == "bfloat16"
 
 
-def test_an_engine_that_keeps_names_alone_proves_nothing() -> None:
+def test_an_engine_that_keeps_names_alone_proves_nothing():
     layers = read_layers(json.dumps({"Layers": ["node_conv2d + node_relu", "node_linear"]}))
     assert [layer.name for layer in layers] == ["node_conv2d + node_relu", "node_linear"]
     assert summarize(layers, PRODUCTS)["compute_types"] == {"unknown": 2}
@@ -113,7 +113,7 @@ def test_an_engine_that_keeps_names_alone_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"Bindings": []}', '{"Layers": "none"}'])
-def test_what_is_no_description_is_refused(text: str) -> None:
+def test_what_is_no_description_is_refused(text):
     with pytest.raises(ValueError, match=r"Layers|JSON|Expecting"):
         read_layers(text)
 
@@ -133,7 +133,7 @@ def test_what_is_no_description_is_refused(text: str) -> None:
         ("nvjet_qqtst_128x128_128x6_1x2_h_bz_TNT", "float8"),
     ],
 )
-def test_a_kernels_name_says_what_its_operands_are(tactic: str, expected: str) -> None:
+def test_a_kernels_name_says_what_its_operands_are(tactic, expected):
     # Whatever the tensors are: the cast to the operands may be part of the kernel.
     (layer,) = described(changed(CONVOLUTION, TacticName=tactic, Inputs=[tensor("x", "Row major linear Int64")]))
     assert layer.compute_type == expected
@@ -154,7 +154,7 @@ def test_a_kernels_name_says_what_its_operands_are(tactic: str, expected: str) -
     ],
     ids=["opaque name", "float weights", "int8 weights", "constant", "second", "odd constant", "input"],
 )
-def test_without_a_kernel_that_tells_weights_and_constants_do(fields: dict[str, Any], expected: str) -> None:
+def test_without_a_kernel_that_tells_weights_and_constants_do(fields, expected):
     (layer,) = described(changed(CONVOLUTION, **fields))
     assert layer.compute_type == expected
 
@@ -176,12 +176,12 @@ def test_without_a_kernel_that_tells_weights_and_constants_do(fields: dict[str, 
         ("Myelin", "", False),
     ],
 )
-def test_which_layers_convolve_or_multiply(kind: str, tactic: str, computes: bool) -> None:
+def test_which_layers_convolve_or_multiply(kind, tactic, computes):
     (layer,) = described(changed(GEMM, LayerType=kind, TacticName=tactic))
     assert (layer.compute_type is not None) == computes
 
 
-def test_products_in_an_opaque_layer_are_unknown() -> None:
+def test_products_in_an_opaque_layer_are_unknown():
     foreign = changed(
         POINTWISE, Name="{ForeignNode[node_linear...node_add]}", LayerType="Myelin", TacticName="", Metadata=""
     )
@@ -189,7 +189,7 @@ def test_products_in_an_opaque_layer_are_unknown() -> None:
     assert compute_types(described(foreign), PRODUCTS) == {"unknown": 2}
 
 
-def test_an_engine_without_origins_is_taken_at_its_layers_word() -> None:
+def test_an_engine_without_origins_is_taken_at_its_layers_word():
     layers = described(changed(CONVOLUTION, Metadata=""), changed(GEMM, Metadata=None))
     assert compute_types(layers, PRODUCTS) == {"float16": 2}
 
@@ -198,7 +198,7 @@ REAL = json.loads((Path(__file__).parents[1] / "data" / "tensorrt-8.5-layers.jso
 """Layers of ResNet-18 at batch 4, as TensorRT 8.5.3.1 described them on an H200."""
 
 
-def test_layers_of_tensorrt_8_5_have_types_and_nodes() -> None:
+def test_layers_of_tensorrt_8_5_have_types_and_nodes():
     def read(precision: str) -> list[EngineLayer]:
         nodes = {"node_Conv_292", "node_relu", "node_max_pool2d", "node_linear"}
         return read_layers(json.dumps({"Layers": REAL[precision]}), nodes)

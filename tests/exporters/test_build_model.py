@@ -47,7 +47,7 @@ def googlenet() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet50"])
-def test_seeded_activations_stay_in_range(name: str) -> None:
+def test_seeded_activations_stay_in_range(name):
     """Far inside fp16's 65504, and neither vanishing nor the same for every item."""
     source = ModelSource(name)
     model = load(source)
@@ -65,7 +65,7 @@ def test_seeded_activations_stay_in_range(name: str) -> None:
     assert (logits[0] - logits[1]).std() > 0.01
 
 
-def test_seeded_resnet_is_well_conditioned() -> None:
+def test_seeded_resnet_is_well_conditioned():
     """fp32 against fp64: 3e-4 for ResNet-152 whose residual branches are at full scale, 3e-6 here. On smaller images,
     which do not change how deep it is."""
     model = build(ModelSource("resnet152"))
@@ -81,7 +81,7 @@ def test_seeded_resnet_is_well_conditioned() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_weights_file(tmp_path: Path, suffix: str, googlenet: dict[str, Tensor]) -> None:
+def test_weights_file(tmp_path, suffix, googlenet):
     state = {**googlenet, "fc.bias": torch.full((1000,), 3.0)}
     path = tmp_path / f"weights{suffix}"
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
@@ -90,7 +90,7 @@ def test_weights_file(tmp_path: Path, suffix: str, googlenet: dict[str, Tensor])
     assert torch.equal(model.get_parameter("fc.weight"), state["fc.weight"])
 
 
-def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path, googlenet: dict[str, Tensor]) -> None:
+def test_weights_that_do_not_fit_name_the_keys(tmp_path, googlenet):
     state = dict(googlenet)
     state["head.bias"] = state.pop("fc.bias")
     state["fc.weight"] = torch.zeros(10, 1024)
@@ -109,7 +109,7 @@ def checkpoint(tmp_path: Path, small: ModelSource) -> ModelSource:
     return replace(small, weights=path)
 
 
-def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint: ModelSource) -> None:
+def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint):
     loaded = load(replace(checkpoint, key="state_dict", prefix="module."))
     own = build(replace(checkpoint, weights=None)).state_dict()
     assert all(torch.equal(tensor, own[name] + 1) for name, tensor in loaded.state_dict().items())
@@ -124,15 +124,13 @@ def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint: ModelSource) -> None
         ({"key": "state_dict", "prefix": "model."}, "keys do not fit the model; add `prefix: module.` next to weights"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_says_which_key_to_give(
-    checkpoint: ModelSource, changes: dict[str, str], says: str
-) -> None:
+def test_a_checkpoint_that_does_not_fit_says_which_key_to_give(checkpoint, changes, says):
     with pytest.raises(ModelError) as caught:
-        load(replace(checkpoint, **changes))  # type: ignore[arg-type]
+        load(replace(checkpoint, **changes))
     assert says in str(caught.value)
 
 
-def test_unknown_names_and_options() -> None:
+def test_unknown_names_and_options():
     with pytest.raises(ModelError, match="unknown model 'resnet5o'; did you mean 'resnet50'"):
         load_model("resnet5o")
     with pytest.raises(ModelError, match="has no options; leave out depth"):
@@ -154,7 +152,7 @@ def drawn():
 """
 
 
-def test_drawn_weights_are_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_weights_are_the_same_in_every_process(tmp_path, monkeypatch):
     (tmp_path / "drawing.py").write_text(DRAWING)
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("drawn", factory="drawing:drawn", input_shape=(2,))
@@ -170,13 +168,13 @@ def test_drawn_weights_are_the_same_in_every_process(tmp_path: Path, monkeypatch
     assert other.stdout.strip() == source_key(source)
 
 
-def test_factory(small: ModelSource) -> None:
+def test_factory(small):
     assert not build(small).training
     wide = ModelSource(small.name, factory=small.factory, input_shape=small.input_shape, options={"width": 4})
     assert build(wide).get_parameter("0.weight").shape[0] == 4
 
 
-def test_restore(tmp_path: Path, small: ModelSource, resnet18: nn.Module) -> None:
+def test_restore(tmp_path, small, resnet18):
     for source, model in ((ModelSource("resnet18"), copy.deepcopy(resnet18)), (small, load(small))):
         first = next(model.parameters())
         with torch.no_grad():
@@ -224,7 +222,7 @@ def net() -> Net:
     return net
 
 
-def test_every_parameter_reaches_the_output(net: Net) -> None:
+def test_every_parameter_reaches_the_output(net):
     x = torch.randn(2, 3, 6, 6)
     expected = net(x)
     for name, parameter in net.named_parameters():
@@ -237,7 +235,7 @@ def test_every_parameter_reaches_the_output(net: Net) -> None:
             parameter.copy_(kept)
 
 
-def test_biases_do_not_hide_the_input() -> None:
+def test_biases_do_not_hide_the_input():
     torch.manual_seed(0)
     net = nn.Linear(64, 100)
     nn.init.normal_(net.weight, std=2e-5)  # timm's BEiT starts its last layer so.
@@ -247,7 +245,7 @@ def test_biases_do_not_hide_the_input() -> None:
     assert 0.02 < net.bias.std() / y.std() < 0.5
 
 
-def test_a_deep_network_of_batch_norms_does_not_amplify_rounding() -> None:
+def test_a_deep_network_of_batch_norms_does_not_amplify_rounding():
     torch.manual_seed(0)
     layers = [[nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()] for _ in range(40)]
     net = nn.Sequential(nn.Conv2d(3, 16, 1), *(each for layer in layers for each in layer)).eval()

@@ -29,13 +29,13 @@ def write_slowly(log: Path, path: Path) -> None:
 
 
 def ask(root: Path, barrier: object, results: object) -> None:
-    barrier.wait()  # type: ignore[attr-defined]
+    barrier.wait()
     path, cached = Cache(root).entry("kind", "key", ".txt", lambda target: write_slowly(root / "log", target))
-    results.put((path.read_text(), cached))  # type: ignore[attr-defined]
+    results.put((path.read_text(), cached))
 
 
 @pytest.mark.slow
-def test_two_processes_produce_once(tmp_path: Path) -> None:
+def test_two_processes_produce_once(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
     processes = [context.Process(target=ask, args=(tmp_path, barrier, results)) for _ in range(2)]
@@ -48,7 +48,7 @@ def test_two_processes_produce_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "produced\n"
 
 
-def test_a_cache_in_use_is_not_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_in_use_is_not_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     path, _ = Cache().entry("kind", "key", ".txt", produce)
     clear = ClearedCache(action="clear")
@@ -59,7 +59,7 @@ def test_a_cache_in_use_is_not_cleared(tmp_path: Path, monkeypatch: pytest.Monke
     assert not path.exists()
 
 
-def test_a_cache_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+def test_a_cache_that_is_removed_meanwhile_is_made_again(tmp_path):
     def removed(path: Path) -> None:
         if not log.exists():
             log.touch()
@@ -88,7 +88,7 @@ def filled(root: Path, **days: float) -> Cache:
     return cache
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_what_was_not_used_for_longest_goes_first(tmp_path):
     cache = filled(tmp_path, old=9, older=10, used=0, recent=3)
     assert [entry.path.stem for entry in entries(tmp_path)] == ["used", "recent", "old", "older"]
     _, was_there = cache.entry("kind", "older", ".txt", produce)
@@ -113,7 +113,7 @@ def without_saying_so(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fill", [to_a_full_disk, without_saying_so])
-def test_a_full_disk_is_said(tmp_path: Path, fill: Callable[[Path], None]) -> None:
+def test_a_full_disk_is_said(tmp_path, fill):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
@@ -124,7 +124,7 @@ def test_a_full_disk_is_said(tmp_path: Path, fill: Callable[[Path], None]) -> No
     assert [file.name for file in (tmp_path / "kind").iterdir()] == ["key.bin.lock"]
 
 
-def test_what_the_disk_cannot_hold_is_not_begun(tmp_path: Path) -> None:
+def test_what_the_disk_cannot_hold_is_not_begun(tmp_path):
     with pytest.raises(CacheError, match=r"kind/key\.bin \(it takes at least 1048576\.0 GiB of the disk, and"):
         Cache(tmp_path).entry("kind", "key", ".bin", lambda path: check_room(path, 2**50))
     check_room(tmp_path / "key.bin", 1)
@@ -150,9 +150,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_entry_is_told_and_produced_again(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_entry_is_told_and_produced_again(tmp_path, damage, capsys):
     cache, told = Cache(tmp_path), list[Path]()
     path, cached = cache.entry("reference", "key", ".bin", produce, damaged=told.append)
     os.utime(path, ns=(1, 1))  # As of a copy.
@@ -166,7 +164,7 @@ def test_a_damaged_entry_is_told_and_produced_again(
     assert (path.read_text(), path.with_name("key.bin.data").read_text()) == ("content", "beside")
 
 
-def test_an_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_an_entry_stands_until_the_new_one_is_complete(tmp_path):
     def fail(path: Path) -> None:
         path.write_text("half")
         assert trim(tmp_path, 0, -1) == [], "what is being produced stays"
@@ -184,7 +182,7 @@ def test_an_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
     assert path.read_text() == "other"
 
 
-def test_a_read_only_cache_serves_what_it_has_and_says_what_it_lacks(everyones_folder: Path) -> None:
+def test_a_read_only_cache_serves_what_it_has_and_says_what_it_lacks(everyones_folder):
     cache = Cache(everyones_folder / "cache")
     cache.root.mkdir()
     with read_only(cache.root), pytest.raises(CacheError, match="Permission denied"):

@@ -6,7 +6,6 @@ from collections import OrderedDict, UserDict, namedtuple
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ SPECS = (
 )
 
 
-def test_outputs_are_named_by_their_places() -> None:
+def test_outputs_are_named_by_their_places():
     a, b, pair = torch.ones(1), torch.zeros(2), namedtuple("pair", "left right")
     assert list(named_outputs(a)) == ["y"]
     assert list(named_outputs((a, [b, None, 3]))) == ["y0", "y1.0"]
@@ -60,7 +59,7 @@ def test_outputs_are_named_by_their_places() -> None:
     assert named_outputs("text") == {}
 
 
-def test_outputs_are_chosen_by_name() -> None:
+def test_outputs_are_chosen_by_name():
     names = ["logits", "states.0", "states.1"]
     assert chosen([], names) == [0, 1, 2]
     assert chosen(["states", "logits"], names) == [1, 2, 0]
@@ -68,7 +67,7 @@ def test_outputs_are_chosen_by_name() -> None:
         chosen(["logit"], names)
 
 
-def test_training_starts_from_the_first_wanted_output_of_floats() -> None:
+def test_training_starts_from_the_first_wanted_output_of_floats():
     output = Output(torch.ones(2, dtype=torch.int64), torch.ones(2, 3))
     with pytest.raises(ModelError, match=r"from output 'ids', which is torch.int64: write `outputs: \[logits\]`"):
         trained_output(output)
@@ -78,7 +77,7 @@ def test_training_starts_from_the_first_wanted_output_of_floats() -> None:
 
 
 @pytest.mark.parametrize("batch", [None, 3])
-def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int | None) -> None:
+def test_an_export_takes_and_gives_the_models_names(tmp_path, batch):
     import onnxruntime
 
     model, specs = Tagged().eval(), SPECS
@@ -112,7 +111,7 @@ class Biased(nn.Module):
         return mixed.transpose(1, 2).contiguous().view(*x.shape)
 
 
-def test_attention_with_a_bias_is_exported(tmp_path: Path) -> None:
+def test_attention_with_a_bias_is_exported(tmp_path):
     import onnxruntime
 
     model, specs = Biased().eval(), input_specs(ModelSource("biased", factory="a:b", input_shape=(5, 8)))
@@ -140,7 +139,7 @@ def in_thread(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["torch", "pool", "concurrent"])
-def test_futures_among_the_outputs_are_awaited(kind: str) -> None:
+def test_futures_among_the_outputs_are_awaited(kind):
     for result in (in_thread(kind), (in_thread(kind), None), Output(torch.ones(2), in_thread(kind))):
         assert computes_when_read(result)
         assert all(torch.equal(tensor, torch.ones(2)) for tensor in named_outputs(result).values())
@@ -160,5 +159,5 @@ def test_futures_among_the_outputs_are_awaited(kind: str) -> None:
         (UserDict(a=torch.ones(2)), True),
     ],
 )
-def test_results_of_the_models_own_classes_may_compute_when_they_are_read(result: Any, computes: bool) -> None:
+def test_results_of_the_models_own_classes_may_compute_when_they_are_read(result, computes):
     assert computes_when_read(result) == computes

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_row_describes_its_network(name: str) -> None:
+def test_row_describes_its_network(name):
     row = CATALOG[name]
     with torch.device("meta"):
         model = structure(ModelSource(name)).eval()
@@ -30,7 +30,7 @@ def test_row_describes_its_network(name: str) -> None:
     assert counter.get_total_flops() == 2 * 2 * row.multiply_adds  # two operations each, two items
 
 
-def test_importing_catalog_and_inputs_leaves_torch_out() -> None:
+def test_importing_catalog_and_inputs_leaves_torch_out():
     code = (
         "import sys, exporters.catalog, exporters.inputs, exporters.cache, exporters.onnx_export\n"
         "from exporters.weights import source_key\n"
@@ -42,7 +42,7 @@ def test_importing_catalog_and_inputs_leaves_torch_out() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_l1_to_l5_are_the_published_ones() -> None:
+def test_l1_to_l5_are_the_published_ones():
     rows = list(csv.DictReader((ROOT / "references" / "convnet-layer-shapes.csv").open()))
     published = {
         row["layer"]: Conv2d(

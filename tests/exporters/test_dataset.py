@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ def by_name() -> Iterator[Any]:
         yield {"mask": np.full(5, n, np.float32), "ids": np.full(5, n)}, n
 
 
-def test_a_random_tenth_of_the_items_calibrates_and_is_never_scored() -> None:
+def test_a_random_tenth_of_the_items_calibrates_and_is_never_scored():
     assert sorted(item_order(24)) == list(range(24)) and scored_count(24) == 22
     assert scored_count(9) == 9 and scored_count(100_000) == 100_000 - 64
     # Ten classes in turn, as sets of digits have them: a stride of ten would calibrate on one of them.
@@ -51,7 +50,7 @@ def test_a_random_tenth_of_the_items_calibrates_and_is_never_scored() -> None:
 
 
 @pytest.mark.parametrize("data", ["file", f"{__name__}:items", f"{__name__}:batches"])
-def test_file_dataset_and_loader_give_the_same_items(data: str, tmp_path: Path) -> None:
+def test_file_dataset_and_loader_give_the_same_items(data, tmp_path):
     np.savez(tmp_path / "data.npz", x=X, labels=Y)
     (x,), labels = of(IMAGE, data=tmp_path / "data.npz" if data == "file" else data)
     scored = item_order(24)[:22]
@@ -59,7 +58,7 @@ def test_file_dataset_and_loader_give_the_same_items(data: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("data", ["file", f"{__name__}:by_name"])
-def test_inputs_by_name_keep_their_axis_of_items(data: str, tmp_path: Path) -> None:
+def test_inputs_by_name_keep_their_axis_of_items(data, tmp_path):
     ids = np.tile(np.arange(24), (5, 1))  # As the model takes them: the batch comes second.
     np.savez(tmp_path / "data.npz", ids=ids, mask=ids.T.astype(np.float32), labels=Y)
     (first, second), labels = of(*TWO, data=tmp_path / "data.npz" if data == "file" else data)
@@ -67,7 +66,7 @@ def test_inputs_by_name_keep_their_axis_of_items(data: str, tmp_path: Path) -> N
     assert np.array_equal(first[0], labels) and np.array_equal(second[:, 0], labels)
 
 
-def test_images_are_read_by_class_resized_and_normalized(tmp_path: Path) -> None:
+def test_images_are_read_by_class_resized_and_normalized(tmp_path):
     for number, name in enumerate(("cat", "dog")):
         (tmp_path / name / "more").mkdir(parents=True)
         for n in range(12):
@@ -98,13 +97,13 @@ def test_images_are_read_by_class_resized_and_normalized(tmp_path: Path) -> None
         ({"x": X.astype(str), "labels": Y}, "the model takes float32"),
     ],
 )
-def test_misfits_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_misfits_are_refused(arrays, message, tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(ModelError, match=message):
         of(IMAGE, data=tmp_path / "data.npz")
 
 
-def test_a_metric_needs_labels_and_a_file_must_be_one(tmp_path: Path) -> None:
+def test_a_metric_needs_labels_and_a_file_must_be_one(tmp_path):
     np.savez(tmp_path / "data.npz", anything=X)
     assert of(IMAGE, data=tmp_path / "data.npz")[1] is None
     with pytest.raises(ModelError, match="has no labels"):
@@ -116,7 +115,7 @@ def test_a_metric_needs_labels_and_a_file_must_be_one(tmp_path: Path) -> None:
         of(IMAGE, data="nowhere:function")
 
 
-def test_values_must_fit_the_models_type(tmp_path: Path) -> None:
+def test_values_must_fit_the_models_type(tmp_path):
     np.savez(tmp_path / "data.npz", x=-X.astype(np.int64), labels=Y)
     with pytest.raises(ModelError, match="values that uint8 does not hold"):
         of(replace(IMAGE, dtype="uint8"), data=tmp_path / "data.npz")
@@ -137,7 +136,7 @@ def others() -> Iterator[Any]:
     return iter([({"z": X[0]}, 0)])
 
 
-def test_a_function_says_what_it_should_yield() -> None:
+def test_a_function_says_what_it_should_yield():
     with pytest.raises(ModelError, match=r"3 inputs; yield \(inputs, labels\), with inputs x"):
         of(IMAGE, data=f"{__name__}:triples")
     with pytest.raises(ModelError, match="lacks input 'x'; it has z"):
@@ -149,7 +148,7 @@ def test_a_function_says_what_it_should_yield() -> None:
     assert items_in(f"{__name__}:halves") is None
 
 
-def test_large_data_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_data_are_refused_before_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "MOST_BYTES", 100)
     np.savez_compressed(tmp_path / "data.npz", x=X, labels=Y)
     for data in (tmp_path / "data.npz", f"{__name__}:items"):

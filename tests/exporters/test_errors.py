@@ -123,7 +123,7 @@ def raised(function: Callable[[], object]) -> Exception:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_the_first_error_is_said_with_the_users_deepest_line(users: ModuleType, name: str) -> None:
+def test_the_first_error_is_said_with_the_users_deepest_line(users, name):
     assert sentence(raised(getattr(users, name))) == SAID[name].format(file=users.__file__)
 
 
@@ -145,5 +145,5 @@ COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"
         ("x" * 300 + "end", f"ValueError: {'x' * 147} … {'x' * 147}end"),
     ],
 )
-def test_a_message_is_one_short_line_of_plain_text(text: str, said: str) -> None:
+def test_a_message_is_one_short_line_of_plain_text(text, said):
     assert sentence(ValueError(text)) == said

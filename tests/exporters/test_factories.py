@@ -21,7 +21,7 @@ from exporters.source import ModelError, ModelSource
 
 
 @pytest.mark.usefixtures("factories")
-def test_a_live_module_is_saved_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_module_is_saved_by_its_content(tmp_path, monkeypatch):
     module = importlib.import_module("small_factories")
     model = nn.Sequential(nn.Conv2d(3, 4, 3), module.Branching())
     one, two = (save(each, tmp_path) for each in (model, nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), model[1])))
@@ -34,7 +34,7 @@ def test_a_live_module_is_saved_by_its_content(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("factories")
-def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path: Path) -> None:
+def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path):
     module = importlib.import_module("small_factories")
     assert save(module.small, tmp_path) == {"factory": "small_factories:small"}
     assert save(module.Branching, tmp_path) == {"factory": "small_factories:Branching"}
@@ -56,7 +56,7 @@ def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path: Path) 
         ("lacking:f", "raised ModuleNotFoundError: No module named 'absent' at .*lacking.py:1"),
     ],
 )
-def test_factory_errors(factories: Path, factory: str, words: str) -> None:
+def test_factory_errors(factories, factory, words):
     folder = factories.parent
     (folder / "lacking.py").write_text("import absent\n")
     words = words.replace("{folder}", re.escape(str(folder)))
@@ -127,7 +127,7 @@ def example(name: str, **more: Any) -> ModelSource:
         ("single", [("x", ("batch", 3), "float32")], []),
     ],
 )
-def test_examples_are_inputs_of_any_nesting(name: str, specs: list[Any], dimensions: list[str]) -> None:
+def test_examples_are_inputs_of_any_nesting(name, specs, dimensions):
     source = example(name)
     assert dimensions_of(source) == dimensions
     assert not (Cache().root / "inputs").exists(), "a dry run writes nothing"
@@ -153,7 +153,7 @@ def test_examples_are_inputs_of_any_nesting(name: str, specs: list[Any], dimensi
         ("steps", {"hx": 1}, "batch: no input 'hx'"),
     ],
 )
-def test_the_batch_of_an_example_is_on_the_named_axis(name: str, batch: Any, expected: Any) -> None:
+def test_the_batch_of_an_example_is_on_the_named_axis(name, batch, expected):
     source = example(name, batch=batch)
     if isinstance(expected, str):
         with pytest.raises(ModelError, match=re.escape(expected)):
@@ -167,7 +167,7 @@ def test_the_batch_of_an_example_is_on_the_named_axis(name: str, batch: Any, exp
 
 
 @pytest.mark.usefixtures("examples")
-def test_a_named_axis_has_other_sizes() -> None:
+def test_a_named_axis_has_other_sizes():
     ids, _, mask = input_specs(example("keywords", dimensions={"length": 20}, varied={"length": (8, 20)}))
     assert (ids.shape, mask.free_axes) == (("batch", 20), {0: "batch", 1: "length"})
     assert seeded_inputs([ids], 1)[0][0].tolist() == [*range(12), *range(8)]
@@ -181,6 +181,6 @@ def test_a_named_axis_has_other_sizes() -> None:
         ("nothing", "no example is a tensor with a dimension"),
     ],
 )
-def test_examples_that_cannot_be_used_are_errors(name: str, says: str) -> None:
+def test_examples_that_cannot_be_used_are_errors(name, says):
     with pytest.raises(ModelError, match=says):
         input_specs(example(name))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.slow
 SMALL = "g (float[n, 4] x) => (float[n, 4] y) <float shift = {-20}> { a = Add (x, shift)  y = Sigmoid (a) }"
 
 
-def test_small_probabilities_have_all_their_digits(tmp_path: Path) -> None:
+def test_small_probabilities_have_all_their_digits(tmp_path):
     write_text(tmp_path / "g.onnx", SMALL)
     x = np.zeros((2, 4), np.float32)
     found = evaluate(tmp_path / "g.onnx", {"x": x}, 10)
@@ -25,7 +23,7 @@ def test_small_probabilities_have_all_their_digits(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["y"], 1 / (1 + np.exp(20.0)), rtol=1e-12)
 
 
-def test_what_takes_too_long_or_is_unknown_is_not_evaluated(tmp_path: Path) -> None:
+def test_what_takes_too_long_or_is_unknown_is_not_evaluated(tmp_path):
     write_text(tmp_path / "g.onnx", SMALL)
     assert evaluate(tmp_path / "g.onnx", {"x": np.zeros((2, 4), np.float32)}, 1e-6) is None
     model = onnx.load(tmp_path / "g.onnx")

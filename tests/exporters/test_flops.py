@@ -208,7 +208,7 @@ def cost_of(source: ModelSource, graph: Path | None = None, trains: bool = True,
 
 
 @pytest.mark.parametrize("name", FIRST_LAYERS)
-def test_canonical_network_costs_what_is_published(name: str) -> None:
+def test_canonical_network_costs_what_is_published(name):
     """A training step costs three times as much but for the image's gradient: each layer's gradients of its weights and
     of its input cost as much as its forward pass, and the image has none."""
     found = cost_of(ModelSource(name))
@@ -220,7 +220,7 @@ def test_canonical_network_costs_what_is_published(name: str) -> None:
     assert CATALOG[name].parameters <= found.float_weights < 1.01 * CATALOG[name].parameters, "the statistics are read"
 
 
-def test_plain_network_by_hand() -> None:
+def test_plain_network_by_hand():
     convolution, linear = 2 * 196 * 8 * 3 * 9, 2 * 8 * 196 * 5
     weights = (8 * 3 * 9 + 8) + 2 * 8 + (8 * 196 * 5 + 5) + 2 * 8
     found = cost_of(from_factory("plain"))
@@ -231,13 +231,13 @@ def test_plain_network_by_hand() -> None:
 
 
 @pytest.mark.parametrize("factory", ["bag", "module", "indexed", "functional", "tied"])
-def test_a_table_counts_only_where_it_is_read_whole(factory: str) -> None:
+def test_a_table_counts_only_where_it_is_read_whole(factory):
     found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"))
     assert found.float_weights == 8 * 3 + 3 + (8000 if factory == "tied" else 0)
 
 
 @pytest.mark.parametrize("factory", ["Merging", "branching_merging"])
-def test_work_that_the_batch_shares_is_no_items_own(factory: str) -> None:
+def test_work_that_the_batch_shares_is_no_items_own(factory):
     found, forward = cost_of(from_factory(factory, 8)), 2 * 8 * 8
     assert (found.flops("inference"), found.flops("training")) == (forward, 2 * forward)
 
@@ -251,9 +251,7 @@ def test_work_that_the_batch_shares_is_no_items_own(factory: str) -> None:
         ("Rebuilding", "mean-square", ("rebuilt",), (2, 3)),
     ],
 )
-def test_a_step_differentiates_what_its_head_does(
-    factory: str, head: str, outputs: tuple[str, ...], layers: tuple[int, ...], cache: Cache
-) -> None:
+def test_a_step_differentiates_what_its_head_does(factory, head, outputs, layers, cache):
     """The times that each layer's products are computed; the first has no gradient of its input."""
     source = replace(from_factory(factory, 8), outputs=outputs)
     found = cached_cost(source, input_specs(source), cache, trains=True, head=head)
@@ -263,20 +261,20 @@ def test_a_step_differentiates_what_its_head_does(
 @pytest.mark.parametrize(
     ("factory", "times"), [("Wasting", (1, 2)), ("branching_wasting", (1, 2)), ("Keeping", (2, 3))]
 )
-def test_work_that_reaches_no_result_counts_nothing(factory: str, times: tuple[int, int]) -> None:
+def test_work_that_reaches_no_result_counts_nothing(factory, times):
     found, forward = cost_of(from_factory(factory, 8)), 2 * 8 * 4
     assert (found.flops("inference"), found.flops("training")) == tuple(time * forward for time in times)
     assert found.float_weights == 8 * 4 * times[0]
 
 
-def test_an_input_barely_read_and_an_output_that_is_a_view_need_not_move(cache: Cache) -> None:
+def test_an_input_barely_read_and_an_output_that_is_a_view_need_not_move(cache):
     source = ModelSource("passing", factory="cost_factories:passing")
     graph = export_onnx(source, "fp32", cache).path
     for found in cost_of(source, trains=False), cost_of(source, graph, trains=False):
         assert found.moved == ("whole", "y")
 
 
-def test_a_size_of_minus_one_is_free(tmp_path: Path) -> None:
+def test_a_size_of_minus_one_is_free(tmp_path):
     source = write(tmp_path / "old.onnx", "y = MatMul (x, w)", ["n", 8], weight("w", 8, 4))
     assert source.onnx
     model = onnx.load(source.onnx)
@@ -285,14 +283,14 @@ def test_a_size_of_minus_one_is_free(tmp_path: Path) -> None:
     assert cost_of(source).flops("inference") == 2 * 8 * 4
 
 
-def test_unused_work_counts_nothing_in_a_graph(tmp_path: Path) -> None:
+def test_unused_work_counts_nothing_in_a_graph(tmp_path):
     nodes = "unused = MatMul (x, a)  y = MatMul (x, b)"
     found = cost_of(write(tmp_path / "wasting.onnx", nodes, ["n", 8], weight("a", 8, 1000), weight("b", 8, 4)))
     assert (found.flops("inference"), found.float_weights) == (2 * 8 * 4, 8 * 4)
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
-def test_work_on_constants_counts_nothing_in_a_graph(tmp_path: Path, batch: int | str) -> None:
+def test_work_on_constants_counts_nothing_in_a_graph(tmp_path, batch):
     nodes = "t = Transpose (a)  w = MatMul (t, a)  y = MatMul (x, w)"
     found = cost_of(write(tmp_path / "merging.onnx", nodes, [batch, 8], weight("a", 64, 8)))
     assert (found.flops("inference"), found.float_weights) == (2 * 8 * 8, 0)
@@ -302,24 +300,24 @@ def test_work_on_constants_counts_nothing_in_a_graph(tmp_path: Path, batch: int 
     ("factory", "elements"),
     [*dict.fromkeys(["viewed", "detached", "renormed", "taken", "searched", "sampled"], 0).items(), ("sliced", 5 * 8)],
 )
-def test_a_table_read_through_a_view_counts_what_is_read(factory: str, elements: int) -> None:
+def test_a_table_read_through_a_view_counts_what_is_read(factory, elements):
     found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"), trains=False)
     assert (found.float_weights, found.other_weight_bytes) == (elements, 0)
 
 
-def test_shared_storage_counts_once() -> None:
+def test_shared_storage_counts_once():
     assert cost_of(from_factory("Sharing", 8), trains=False).float_weights == 8 * 8 + 8 + 8
 
 
 @pytest.mark.parametrize("factory", ["Attending", "branching_attending", "Written"])
-def test_attention_costs_the_same_however_it_is_written(factory: str) -> None:
+def test_attention_costs_the_same_however_it_is_written(factory):
     """4 heads of size 8, 9 queries, 5 keys; a backward pass has two gradients of each product."""
     found, forward = cost_of(from_factory(factory, 4, 9, 8), of_input=True), 2 * 4 * 9 * 5 * (8 + 8)
     assert (found.flops("inference"), found.flops("training")) == (forward, 3 * forward)
 
 
 @pytest.mark.parametrize(("factory", "gates"), [("lstm", 4), ("gru", 3), ("rnn", 1)])
-def test_recurrent_layers_by_hand(factory: str, gates: int) -> None:
+def test_recurrent_layers_by_hand(factory, gates):
     """Two layers of two directions over 3 steps; the second sees both directions of the first."""
     found, forward = cost_of(from_factory(factory, 3, 6)), 2 * 3 * 2 * gates * 10 * ((6 + 10) + (20 + 10))
     assert found.flops("inference") == forward
@@ -328,7 +326,7 @@ def test_recurrent_layers_by_hand(factory: str, gates: int) -> None:
 
 
 @pytest.mark.parametrize(("factory", "shape"), [("SelfAttention", (6, 32)), ("plain", (3, 16, 16))])
-def test_a_graph_costs_what_its_module_does(factory: str, shape: tuple[int, ...], cache: Cache) -> None:
+def test_a_graph_costs_what_its_module_does(factory, shape, cache):
     source = from_factory(factory, *shape)
     path = export_onnx(source, "fp16", cache).path
     module, graph = cost_of(source, trains=False), cost_of(ModelSource("graph", onnx=path))
@@ -337,9 +335,7 @@ def test_a_graph_costs_what_its_module_does(factory: str, shape: tuple[int, ...]
         assert graph.weight_bytes(32) == pytest.approx(2 * (module.float_weights or 0), rel=0.05)
 
 
-def test_cost_is_counted_once_and_a_failure_never_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cost_is_counted_once_and_a_failure_never_kept(tmp_path, monkeypatch, capsys):
     source = from_factory("plain")
 
     def cost() -> Cost:
@@ -379,7 +375,7 @@ def write(path: Path, nodes: str, shape: list[int | str], *weights: Any) -> Mode
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
-def test_onnx_file_costs_what_its_torch_twin_does(tmp_path: Path, batch: int | str) -> None:
+def test_onnx_file_costs_what_its_torch_twin_does(tmp_path, batch):
     nodes = "p = Conv (x, a)  q = Conv <group = 8> (p, b)  y = ConvTranspose <group = 2> (q, c)"
     weights = weight("a", 8, 4, 1, 1), weight("b", 8, 1, 3, 3), weight("c", 8, 3, 3, 3)
     found = cost_of(write(tmp_path / "twin.onnx", nodes, [batch, 4, 16, 16], *weights))
@@ -388,7 +384,7 @@ def test_onnx_file_costs_what_its_torch_twin_does(tmp_path: Path, batch: int | s
     assert found.weight_bytes(32) == 4 * (8 * 4 + 8 * 9 + 8 * 27)
 
 
-def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path: Path) -> None:
+def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path):
     nodes = "i = Cast <to = 7> (x)  e = Gather (table, i)  w = DequantizeLinear (q, s)  m = MatMul (e, w)"
     nodes += "  f = Flatten (m)  y = Gemm <transB = 1> (f, b, c)"
     weights = weight("table", 5000, 4), weight("q", 4, 6, type_=TensorProto.INT8), weight("s")
@@ -398,7 +394,7 @@ def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path: Path) -> None
     assert found.weight_bytes(32) == 24 + 4 * (1 + 210 + 7)
 
 
-def test_a_graph_counts_what_is_read_of_a_table(tmp_path: Path) -> None:
+def test_a_graph_counts_what_is_read_of_a_table(tmp_path):
     nodes = "i = Cast <to = 7> (x)  t = Transpose (rows)  a = Gather (t, i)  b = Slice (part, zero, five)"
     nodes += "  w = Reshape (whole, shape)  c = Gather (w, i)  y = Sum (a, b, w, c)"
     tables = [weight(name, 5, 1000) for name in ("rows", "part", "whole")]
@@ -418,9 +414,7 @@ def test_a_graph_counts_what_is_read_of_a_table(tmp_path: Path) -> None:
         ("Relu", [(4,)], (4,), {}, 0),
     ],
 )
-def test_operators_by_hand(
-    operator: str, inputs: list[tuple[int, ...]], y: tuple[int, ...], attributes: dict[str, Any], expected: int
-) -> None:
+def test_operators_by_hand(operator, inputs, y, attributes, expected):
     names = [f"i{i}" if shape else "" for i, shape in enumerate(inputs)]
     node = helper.make_node(operator, names, ["y"], **attributes)
     assert node_flops(node, {**dict(zip(names, inputs, strict=True)), "y": y}) == expected
@@ -436,7 +430,7 @@ def test_operators_by_hand(
         helper.make_node("MatMul", ["x", "unknown"], ["unknown"]),
     ],
 )
-def test_what_has_no_count_is_not_counted_as_nothing(node: onnx.NodeProto) -> None:
+def test_what_has_no_count_is_not_counted_as_nothing(node):
     with pytest.raises(ValueError, match=node.op_type):
         node_flops(node, {"x": (4, 6), "a": (6, 5), "y": (4, 5)})
     branch = helper.make_graph([node], "branch", [], [])

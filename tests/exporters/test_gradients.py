@@ -137,7 +137,7 @@ def plain(cache: Cache, name: str, items: int, target: np.ndarray):
 
 
 @pytest.mark.parametrize(("items", "of_input"), [(1, False), (2, True)])
-def test_the_reference_is_what_fp64_gives(cache: Cache, items: int, of_input: bool) -> None:
+def test_the_reference_is_what_fp64_gives(cache, items, of_input):
     model = source("tiny")
     arrays = seeded_inputs(input_specs(model), items)
     step = Step("cross-entropy", items, of_input)
@@ -153,7 +153,7 @@ def test_the_reference_is_what_fp64_gives(cache: Cache, items: int, of_input: bo
         assert found.norms[name] == pytest.approx(np.linalg.norm(gradient))
 
 
-def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None:
+def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items():
     gradients = [np.ones((6, 3)), None, np.ones((3, 6)), np.ones(4)]
     specs = [TensorSpec(name, shape, "float32") for name, shape in SHAPES.items()]
     found = {name: (part.shape, factor) for name, part, factor in of_reference_items(specs, gradients, 6, 2)}
@@ -172,7 +172,7 @@ def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None
         *[(how, "") for how in ("float", "written", "complex", "transformed")],
     ],
 )
-def test_a_step_that_no_row_can_repeat_says_why(cache: Cache, tmp_path: Path, how: str, doubt: str) -> None:
+def test_a_step_that_no_row_can_repeat_says_why(cache, tmp_path, how, doubt):
     model = replace(source("odd"), options={"how": how})
     step = Step("cross-entropy", 2, precisions=["fp32"])
     reference = cached_gradients(model, input_specs(model), cached_state(model, cache), step, Cache(tmp_path))
@@ -183,7 +183,7 @@ def test_a_step_that_no_row_can_repeat_says_why(cache: Cache, tmp_path: Path, ho
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])
-def test_what_modules_and_functions_drop_by_is_off_unless_asked_for(cache: Cache, mode: str) -> None:
+def test_what_modules_and_functions_drop_by_is_off_unless_asked_for(cache, mode):
     model = restore(source("attends"), cached_state(source("attends"), cache))
     prepare_to_train(model, dropout=mode == "on")
     assert model.training
@@ -195,7 +195,7 @@ def test_what_modules_and_functions_drop_by_is_off_unless_asked_for(cache: Cache
 
 @pytest.mark.parametrize("head", ["cross-entropy", "logits"])
 @pytest.mark.parametrize(("items", "batch"), [(1, 11), (2, 6), (3, 9)])
-def test_a_batch_of_repeated_items_has_the_same_gradients(cache: Cache, head: str, items: int, batch: int) -> None:
+def test_a_batch_of_repeated_items_has_the_same_gradients(cache, head, items, batch):
     found = reference(cache, head=head, items=items)
     assert reference_items(batch) == items
     model = source("tiny")
@@ -207,7 +207,7 @@ def test_a_batch_of_repeated_items_has_the_same_gradients(cache: Cache, head: st
     assert deviation(result, again.samples, found).result < 1e-12
 
 
-def test_narrower_types_lie_further_off(cache: Cache) -> None:
+def test_narrower_types_lie_further_off(cache):
     truth = reference(cache)
     errors = {
         precision: deviation(found.result, found.samples, truth).gradient
@@ -223,7 +223,7 @@ def test_narrower_types_lie_further_off(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096), (512, 512, 3, 3), (1000, 2048), (64, 65)])
-def test_of_a_large_one_evenly_spaced_elements_of_all_rows_and_columns(shape: tuple[int, ...]) -> None:
+def test_of_a_large_one_evenly_spaced_elements_of_all_rows_and_columns(shape):
     size = math.prod(shape)
     where = positions(size)
     assert len(np.unique(where)) == len(where) <= 4096
@@ -248,7 +248,7 @@ def known(**samples: list[float]) -> Gradients:
         ({}, ({"a": 1.0, "b": 0.0}, pytest.approx(5 / 13), ["a"])),  # missing, which is as wrong as zeros
     ],
 )
-def test_a_known_deviation(a: dict[str, list[float]], expected: tuple[object, ...]) -> None:
+def test_a_known_deviation(a, expected):
     truth, samples = known(a=[3.0, 4.0], b=[0.0, 12.0]), {**a, "b": [0.0, 12.0]}
     found = deviation(np.array(2.1), {name: np.array(values) for name, values in samples.items()}, truth)
     assert found.result == pytest.approx(0.05)
@@ -258,7 +258,7 @@ def test_a_known_deviation(a: dict[str, list[float]], expected: tuple[object, ..
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_nan(bad: float) -> None:
+def test_what_is_not_finite_is_nan(bad):
     found = deviation(np.array(bad), {"a": np.array([bad, 4.0])}, known(a=[3.0, 4.0]))
     assert math.isnan(found.result)
     assert math.isnan(found.gradient)
@@ -268,29 +268,27 @@ def test_what_is_not_finite_is_nan(bad: float) -> None:
 @pytest.mark.parametrize(
     ("precision", "batch", "error"), [("fp16", 2, 0.1), ("fp16", 4, 0.3), ("bf16", 4, 0.2), ("bf16", 2, 0.2)]
 )
-def test_a_batch_that_was_not_prepared_takes_its_precisions_largest_error(
-    precision: str, batch: int, error: float
-) -> None:
+def test_a_batch_that_was_not_prepared_takes_its_precisions_largest_error(precision, batch, error):
     errors = {"fp16 at batch 2": 0.1, "fp16 at batch 8": 0.3, "bf16": 0.2}
     known = GradientReference(Path(), {name: Deviation(each, each, {"a": each}) for name, each in errors.items()})
     assert known.deviation_at(precision, batch).tensors == {"a": error}
 
 
-def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_step_is_computed_once(cache, monkeypatch, tmp_path):
     model, fresh = source("tiny"), Cache(tmp_path)
     specs, state = input_specs(model), cached_state(source("tiny"), cache)
     made: list[str] = []
 
     def counted(*arguments: object, **more: object) -> Gradients:
         made.append(str(arguments[5]))
-        return take_step(*arguments, **more)  # type: ignore[arg-type]
+        return take_step(*arguments, **more)
 
     monkeypatch.setattr(gradient_reference, "take_step", counted)
 
     def take(*arguments: object, of: ModelSource = model, **more: object) -> tuple[GradientReference, list[str]]:
         made.clear()
         head, items, *precisions = arguments
-        step = Step(head, items, precisions=precisions, **more)  # type: ignore[arg-type]
+        step = Step(head, items, precisions=precisions, **more)
         return cached_gradients(of, specs, state, step, fresh), [*made]
 
     first, steps = take("cross-entropy", 2, "fp32")
@@ -310,13 +308,13 @@ INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_places_are_counted_where_one_side_is_not_finite(dtype: type) -> None:
+def test_places_are_counted_where_one_side_is_not_finite(dtype):
     ours = np.array([1, NAN, INF, -INF, NAN, INF, 5], dtype)
     reference = np.array([1, NAN, INF, -INF, 2, -INF, NAN], dtype)
     assert (unlike(ours, reference), unlike(ours, ours)) == (3, 0)
 
 
-def test_only_places_where_both_are_finite_have_a_distance() -> None:
+def test_only_places_where_both_are_finite_have_a_distance():
     ours, reference = np.array([[3.3, -INF], [4.4, NAN]]), np.array([[3.0, -INF], [4.0, NAN]])
     assert relative_l2(ours, reference) == pytest.approx(0.1)
     assert [side.tolist() for side in finite(ours, reference)] == [[3.3, 4.4], [3.0, 4.0]]
@@ -327,5 +325,5 @@ def test_only_places_where_both_are_finite_have_a_distance() -> None:
     ("dtype", "exact"),
     [("int64", True), ("int32", True), ("bool", True), ("uint8", False), ("int8", False), ("float32", False)],
 )
-def test_ids_are_exact_and_images_are_not(dtype: str, exact: bool) -> None:
+def test_ids_are_exact_and_images_are_not(dtype, exact):
     assert is_exact(np.zeros(1, dtype)) == exact

@@ -46,7 +46,7 @@ def save(path: Path, *shapes: list[int | str | None], types: tuple[int, ...] = (
     return ModelSource("theirs", onnx=path)
 
 
-def test_keywords_and_positions_have_places() -> None:
+def test_keywords_and_positions_have_places():
     specs = [TensorSpec("x0", ("batch", 2), "float32", 0), TensorSpec("x1", (3, "batch"), "float32", 1)]
     specs.append(TensorSpec("x2", (7,), "float32", 2))
     assert arguments(specs, ["a", "b", "c"]) == (("a", "b", "c"), {})
@@ -56,7 +56,7 @@ def test_keywords_and_positions_have_places() -> None:
     assert arguments([], ["a", "b"]) == (("a", "b"), {})
 
 
-def test_values_are_seeded_and_the_same_in_every_batch() -> None:
+def test_values_are_seeded_and_the_same_in_every_batch():
     specs = [
         TensorSpec("ids", ("batch", 9), "int64", range=(5, 30522)),
         TensorSpec("mask", ("batch", 9), "int64", is_mask=True),
@@ -74,7 +74,7 @@ def test_values_are_seeded_and_the_same_in_every_batch() -> None:
     np.testing.assert_array_equal(seeded_inputs(specs, 6, 2)[0], ids[[0, 1] * 3])
 
 
-def test_data_are_measured_as_they_are_and_a_part_of_the_identity(tmp_path: Path) -> None:
+def test_data_are_measured_as_they_are_and_a_part_of_the_identity(tmp_path):
     theirs, ids = save(tmp_path / "m.onnx", ["N", 4], types=(TensorProto.INT64,)), np.arange(12).reshape(3, 4)
 
     def held(values: Any) -> TensorSpec:
@@ -96,7 +96,7 @@ def test_data_are_measured_as_they_are_and_a_part_of_the_identity(tmp_path: Path
         input_specs(replace(theirs, inputs={"in0": tmp_path / "ids.npy"}))
 
 
-def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) -> None:
+def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path):
     types = (TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL)
     theirs = save(tmp_path / "m.onnx", ["N", 3, "H"], ["N", 4], ["H", "N"], types=types)
     theirs = replace(theirs, dimensions={"H": 8}, inputs={"in1": (0, 30522)})
@@ -113,7 +113,7 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
         ({"dimensions": {"H": 8, "in0[1]": 5}}, r"no free dimension 'in0\[1\]'"),
     ):
         with pytest.raises(ModelError, match=says):
-            input_specs(replace(theirs, **changes))  # type: ignore[arg-type]
+            input_specs(replace(theirs, **changes))
     image = save(tmp_path / "u.onnx", ["N", 8], types=(TensorProto.UINT8,))
     with pytest.raises(ModelError, match=r"--input in0=0,256 "):
         input_specs(image)
@@ -132,7 +132,7 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
     assert [spec.shape for spec in anonymous] == [("batch", 3), ("batch", 4)]
 
 
-def test_a_cache_may_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_may_be_empty(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     theirs = replace(save(tmp_path / "c.onnx", [0, 0, 4], ["batch", "past", 4]), dimensions={"past": 0})
     specs = input_specs(theirs)
@@ -165,9 +165,7 @@ def test_a_cache_may_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ([["N", 3], [2, None, 4]], {}, {}, r"that is the batch:\n    batch: \{in1: 1\}"),
     ],
 )
-def test_the_batch_is_on_the_axis_that_the_job_names(
-    tmp_path: Path, shapes: list[Any], batch: dict[str, int | None], more: dict[str, int], expected: Any
-) -> None:
+def test_the_batch_is_on_the_axis_that_the_job_names(tmp_path, shapes, batch, more, expected):
     theirs = replace(save(tmp_path / "b.onnx", *shapes), batch=batch, dimensions=more)
     if isinstance(expected, str):
         with pytest.raises(ModelError, match=expected):
@@ -183,7 +181,7 @@ def test_the_batch_is_on_the_axis_that_the_job_names(
         np.testing.assert_array_equal(first[1], later[1])
 
 
-def test_real_values_are_given_as_the_model_takes_them(tmp_path: Path) -> None:
+def test_real_values_are_given_as_the_model_takes_them(tmp_path):
     state = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
     np.save(tmp_path / "s.npy", state)
     for shape in ([2, "n", 4], [2, 3, 4]):
@@ -205,9 +203,7 @@ def test_real_values_are_given_as_the_model_takes_them(tmp_path: Path) -> None:
         ("y = Gather (a, a)", (0, 100)),
     ],
 )
-def test_an_option_for_integers_has_values_that_the_graph_takes(
-    tmp_path: Path, nodes: str, values: tuple[int, int]
-) -> None:
+def test_an_option_for_integers_has_values_that_the_graph_takes(tmp_path, nodes, values):
     tables = "float[5, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 0}, int8[3, 2] small = {1, 2, 3, 4, 5, 6}"
     held = f"<{tables}, float one = {{1}}, int64 rate = {{16000}}>"
     write_text(tmp_path / "m.onnx", f"g (int32[n] a, int64[n] pad_mask) => (float[n, 2] y) {held} {{ {nodes} }}")
@@ -216,7 +212,7 @@ def test_an_option_for_integers_has_values_that_the_graph_takes(
         input_specs(ModelSource("theirs", onnx=tmp_path / "m.onnx"))
 
 
-def test_fixed_batch(tmp_path: Path) -> None:
+def test_fixed_batch(tmp_path):
     specs = input_specs(save(tmp_path / "m.onnx", [4, 3], [4, 2], [7]))
     assert fixed_batch(specs) == 4
     assert [array.shape for array in seeded_inputs(specs, 4)] == [(4, 3), (4, 2), (7,)]
@@ -227,7 +223,7 @@ def test_fixed_batch(tmp_path: Path) -> None:
     assert fixed_batch(input_specs(ModelSource("vgg16"))) is None
 
 
-def test_items_are_the_same_in_every_batch_size() -> None:
+def test_items_are_the_same_in_every_batch_size():
     small, large, later = seeded_inputs(SPECS, 2), seeded_inputs(SPECS, 5), seeded_inputs(SPECS, 2, first=3)
     for index, axis in ((0, 0), (1, 1), (2, 0), (3, 0)):
         np.testing.assert_array_equal(small[index], large[index].take(range(2), axis=axis))
@@ -240,7 +236,7 @@ def test_items_are_the_same_in_every_batch_size() -> None:
 
 
 @pytest.mark.parametrize("name", [b"batch", b"x"])
-def test_a_name_that_is_no_text_is_a_damaged_file(tmp_path: Path, name: bytes) -> None:
+def test_a_name_that_is_no_text_is_a_damaged_file(tmp_path, name):
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in ("x", "y"))
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     text = helper.make_model(graph).SerializeToString()

@@ -54,7 +54,7 @@ def input_scale(export: Export) -> float:
 
 
 @pytest.mark.parametrize("graph", PLACEMENTS)
-def test_int8_is_close_to_fp32_and_not_equal(graph: str, exports: Cache) -> None:
+def test_int8_is_close_to_fp32_and_not_equal(graph, exports):
     expected, found = (
         outputs(e, RESNET) for e in (export_onnx(RESNET, "fp32", exports), quantize(RESNET, exports, graph))
     )
@@ -65,7 +65,7 @@ def is_close(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(1e-3 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.1)
 
 
-def test_graph_is_what_tensorrt_and_onnx_runtime_both_take(cache: Cache) -> None:
+def test_graph_is_what_tensorrt_and_onnx_runtime_both_take(cache):
     graph = onnx.load(quantize(RESNET, cache).path).graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     quantizers = [node for node in graph.node if node.op_type == "QuantizeLinear"]
@@ -88,7 +88,7 @@ def test_graph_is_what_tensorrt_and_onnx_runtime_both_take(cache: Cache) -> None
         assert made_by[node.input[0]].op_type == "DequantizeLinear"
 
 
-def test_ranges_are_those_of_the_calibration_data(small: ModelSource, folder: Path, cache: Cache) -> None:
+def test_ranges_are_those_of_the_calibration_data(small, folder, cache):
     item = np.zeros(SHAPE, dtype=np.float32)
     np.save(folder / "a.npy", item)
     np.save(folder / "b.npy", np.asfortranarray(np.stack([item, item + 2.54, item - 1])))
@@ -105,9 +105,7 @@ GOOD = np.ones(SHAPE, dtype=np.float32)
 
 @pytest.mark.parametrize("graph", PLACEMENTS)
 @pytest.mark.parametrize("bias", ["float[1, 3] b = {0.5, -1.0, 2.0}", "float[1] b = {0.5}"])
-def test_a_bias_that_is_no_row_of_channels_is_quantized_around(
-    graph: str, bias: str, tmp_path: Path, cache: Cache
-) -> None:
+def test_a_bias_that_is_no_row_of_channels_is_quantized_around(graph, bias, tmp_path, cache):
     """As scikit-learn's perceptrons have it, with a label that is computed in whole numbers."""
     text = f"""
     mlp (float[N, 2] x) => (int64[N] label, float[N, 3] y)
@@ -142,18 +140,14 @@ def test_a_bias_that_is_no_row_of_channels_is_quantized_around(
     ],
     ids=["bytes", "double", "channels last", "too many dimensions", "empty", "objects", "nan", "infinity"],
 )
-def test_data_that_do_not_fit_are_refused(
-    small: ModelSource, folder: Path, cache: Cache, array: np.ndarray, words: str
-) -> None:
+def test_data_that_do_not_fit_are_refused(small, folder, cache, array, words):
     np.save(folder / "a.npy", GOOD)
     np.save(folder / "b.npy", array)
     with pytest.raises(ModelError, match=rf"calibration .*b\.npy: .*{words}"):
         quantize(replace(small, calibration=folder), cache)
 
 
-def test_second_time_comes_from_the_cache_and_so_do_weights_beside_the_graph(
-    small: ModelSource, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_time_comes_from_the_cache_and_so_do_weights_beside_the_graph(small, cache, tmp_path, monkeypatch):
     inline = outputs(quantize(small, cache), small)
     assert is_close(inline, outputs(export_onnx(small, "fp32", cache), small)), "with a local normalization"
     monkeypatch.setattr(onnx_export, "INLINE_BYTES", 0)
@@ -177,7 +171,7 @@ def path(exports: Cache) -> Path:
     return quantize(RESNET, exports, "int8-operands").path
 
 
-def test_a_pair_an_operand_and_one_a_residual(path: Path) -> None:
+def test_a_pair_an_operand_and_one_a_residual(path):
     graph = onnx.load(path).graph
     count = Counter(node.op_type for node in graph.node)
     assert (count["Conv"], count["Gemm"], count["Add"]) == (12, 1, 3)

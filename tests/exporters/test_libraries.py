@@ -40,7 +40,7 @@ def outputs(source: ModelSource) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in named.items()}
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
     row = Library("hf", "no_such_library", "exporters.libraries.transformers_models")
     monkeypatch.setitem(LIBRARIES, "hf", row)
     with pytest.raises(ModelError, match=r"needs no_such_library, .* pip install 'runtime-profiler\[hf\]'"):
@@ -75,7 +75,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_a_library_is_a_row_and_two_functions() -> None:
+def test_a_library_is_a_row_and_two_functions():
     (spec,) = input_specs(model("own:8"))
     assert (spec.name, spec.shape, spec.range) == ("input", ("batch", 4), (0, 10))
     assert outputs(model("own:8", dimensions={"length": 7})) == {"y": (2, 7, 8)}
@@ -86,7 +86,7 @@ def test_a_library_is_a_row_and_two_functions() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_random_weights_are_no_constants_and_the_same_at_every_shape() -> None:
+def test_random_weights_are_no_constants_and_the_same_at_every_shape():
     first = load(model("own:8", options={"norm": True})).state_dict()
     assert not (first["1.weight"] == 1).any()
     assert not (first["1.running_var"] == 1).any()
@@ -114,18 +114,16 @@ def test_random_weights_are_no_constants_and_the_same_at_every_shape() -> None:
         ),
     ],
 )
-def test_transformers(
-    word: str, options: Mapping[str, Any], taken: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
-) -> None:
+def test_transformers(word, options, taken, given):
     source = model(word, options=dict(options))
     assert {spec.name: spec.shape[1:] for spec in input_specs(source)} == taken
     assert given.items() <= outputs(source).items()
 
 
 @TRANSFORMERS
-def test_a_saved_folder_of_transformers_has_its_weights(tmp_path: Path) -> None:
+def test_a_saved_folder_of_transformers_has_its_weights(tmp_path):
     saved = build(model("hf:BertModel", options=SMALL))
-    saved.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    saved.save_pretrained(tmp_path / "bert")
     source = model(f"hf:{tmp_path / 'bert'}")
     loaded = build(source).state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.state_dict().items())
@@ -140,9 +138,9 @@ def test_a_saved_folder_of_transformers_has_its_weights(tmp_path: Path) -> None:
 
 
 @TRANSFORMERS
-def test_shards_count_as_their_index_names_them(tmp_path: Path) -> None:
+def test_shards_count_as_their_index_names_them(tmp_path):
     folder, source = tmp_path / "bert", model(f"hf:{tmp_path / 'bert'}")
-    build(model("hf:BertModel", options=SMALL)).save_pretrained(folder, max_shard_size="100KB")  # type: ignore[operator]
+    build(model("hf:BertModel", options=SMALL)).save_pretrained(folder, max_shard_size="100KB")
     for kind in ("old", "new"):
         (folder / kind).mkdir()
         for shard in folder.glob("model-*.safetensors"):
@@ -183,7 +181,7 @@ def test_shards_count_as_their_index_names_them(tmp_path: Path) -> None:
         ("hf:bert-base-uncased", {}, "names of the Hub are not downloaded: give a local folder"),
     ],
 )
-def test_what_transformers_lacks_is_named(word: str, options: dict[str, Any], says: str) -> None:
+def test_what_transformers_lacks_is_named(word, options, says):
     with pytest.raises(ModelError, match=says):
         build(model(word, options=options))
 
@@ -204,9 +202,7 @@ MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoMod
         ),
     ],
 )
-def test_a_folder_of_another_architecture_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], says: str
-) -> None:
+def test_a_folder_of_another_architecture_is_refused(tmp_path, monkeypatch, config, says):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "mine.py").write_text("raise SystemExit")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is asked"))
@@ -232,12 +228,12 @@ def cached(prompt: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         ("hf:T5ForConditionalGeneration", TINY_T5),
     ],
 )
-def test_a_prompt_and_a_step_from_its_cache_give_what_the_whole_model_gives(word: str, options: dict[str, Any]) -> None:
+def test_a_prompt_and_a_step_from_its_cache_give_what_the_whole_model_gives(word, options):
     whole = build(model(word, options=options))
     prefill, decode = (build(model(word, options=options, step=step)) for step in ("prefill", "decode"))
     ids = torch.arange(10).reshape(2, 5)
     with torch.no_grad():
-        if whole.config.is_encoder_decoder:  # type: ignore[union-attr]
+        if whole.config.is_encoder_decoder:
             states = build(model(word, options=options, step="encode"))(input_ids=ids).last_hidden_state
             expected = whole(input_ids=ids, decoder_input_ids=ids).logits
             prompt = prefill(decoder_input_ids=ids[:, :4], encoder_hidden_states=states)

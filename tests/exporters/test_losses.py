@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -34,9 +32,7 @@ module = Module()
 """
 
 
-def test_a_loss_takes_the_inputs_that_it_names_also_where_they_have_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_takes_the_inputs_that_it_names_also_where_they_have_defaults(tmp_path, monkeypatch):
     (tmp_path / "own_losses.py").write_text(LOSSES)
     monkeypatch.syspath_prepend(tmp_path)
     result, mask, target = torch.full((2,), 5.0), torch.tensor([1.0, 0.0]), torch.full((2,), 2.0)
@@ -47,7 +43,7 @@ def test_a_loss_takes_the_inputs_that_it_names_also_where_they_have_defaults(
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (2, 6, 3, 3)])
-def test_a_masked_class_is_no_target(shape: tuple[int, ...]) -> None:
+def test_a_masked_class_is_no_target(shape):
     logits = torch.zeros(shape)
     axis = 2 if len(shape) == 3 else 1
     logits.narrow(axis, 0, 5).fill_(-torch.inf)

@@ -38,7 +38,7 @@ def tokens(axis: int) -> Any:
         (np.array([[np.nan, 3.0]]), np.array([[3.3, 4.0]]), [0]),
     ],
 )
-def test_defaults_follow_the_labels(outputs: Any, labels: Any, scores: list[float]) -> None:
+def test_defaults_follow_the_labels(outputs, labels, scores):
     assert score(metric_of(None, labels), outputs, labels).tolist() == pytest.approx(scores)
 
 
@@ -50,19 +50,19 @@ def test_defaults_follow_the_labels(outputs: Any, labels: Any, scores: list[floa
         (lambda outputs, labels: [float("nan"), 1], "nan"),
     ],
 )
-def test_a_metric_of_another_form_is_refused(metric: Any, message: str) -> None:
+def test_a_metric_of_another_form_is_refused(metric, message):
     with pytest.raises(ModelError, match=message):
         score(metric, SCORES, CLASSES)
 
 
-def test_labels_that_fit_no_output_ask_for_a_metric() -> None:
+def test_labels_that_fit_no_output_ask_for_a_metric():
     with pytest.raises(ModelError, match="give `metric`"):
         score(metric_of(None, CLASSES), np.zeros((2, 1)), CLASSES)
     with pytest.raises(ModelError, match="give `metric`"):
         score(metric_of("relative-error", CLASSES), np.zeros((2, 7)), CLASSES)
 
 
-def test_a_label_that_is_no_class_is_refused() -> None:
+def test_a_label_that_is_no_class_is_refused():
     with pytest.raises(ModelError, match="a label 3, and the output has classes 0 to 2"):
         score(metric_of(None, CLASSES), SCORES, np.array([3, 0]))
     with pytest.raises(ModelError, match="a label -1"):

@@ -50,9 +50,7 @@ X = np.array([[34.0, 32.0, 30.0, 28.0], [1.0, 2.0, 3.0, 4.0]], np.float16)
     ("sums", "expected"),
     [("in 16 bits", ["Exp", "ReduceSum", "Div"]), ("in float32, as torch exports them", ["Exp", "Cast", "Div"])],
 )
-def test_softmax_that_overflows_is_whole_with_its_nodes_in_float32(
-    sums: str, expected: list[str], tmp_path: Path
-) -> None:
+def test_softmax_that_overflows_is_whole_with_its_nodes_in_float32(sums, expected, tmp_path):
     mixed = in_fp16(tmp_path, SOFTMAX)
     if "torch" in sums:
         model = onnx.load(mixed.graph)
@@ -69,7 +67,7 @@ def test_softmax_that_overflows_is_whole_with_its_nodes_in_float32(
     assert errors[kept] < 1e-3
 
 
-def test_product_that_overflows_before_a_division_is_found_with_it(tmp_path: Path) -> None:
+def test_product_that_overflows_before_a_division_is_found_with_it(tmp_path):
     mixed = in_fp16(tmp_path, SCALED)
     truth = X - X.astype(float) @ np.full((4, 1), 900.0) / 1000
     kept, errors = bisect(mixed.feeders, error_of(mixed, tmp_path, X, truth))
@@ -95,7 +93,7 @@ def error_of(mixed: MixedGraph, folder: Path, x: np.ndarray, truth: np.ndarray) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_overflow_planted_anywhere_in_fp16_is_found(seed: int, tmp_path: Path) -> None:
+def test_overflow_planted_anywhere_in_fp16_is_found(seed, tmp_path):
     """A chain of layers, of which one's product is too large for fp16 until its division."""
     rng, layers = np.random.default_rng(seed), 12
     bad, nodes, weights, value = int(rng.integers(layers)), [], [], "x"
@@ -122,7 +120,7 @@ def test_overflow_planted_anywhere_in_fp16_is_found(seed: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", PLACEMENTS)
 @pytest.mark.parametrize("seed", range(10))
-def test_outlier_channel_planted_anywhere_in_int8_is_found(seed: int, kind: str, tmp_path: Path) -> None:
+def test_outlier_channel_planted_anywhere_in_int8_is_found(seed, kind, tmp_path):
     fp32, bad = conv_net(tmp_path / "fp32.onnx", seed)
     source = ModelSource("net", onnx=fp32)
     specs = named(source, fp32, input_specs(source))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -162,8 +161,8 @@ def run(source: ModelSource) -> torch.Tensor:
     ["program", "quantized", "in_inference_mode", "lazy", "complex_weights", "dataclass_input", "time_step",
      "double_inside", "sparse_buffer"],
 )  # fmt: skip
-def test_each_kind_computes_what_it_computes_by_itself(name: str) -> None:
-    import module_kinds  # type: ignore[import-not-found]
+def test_each_kind_computes_what_it_computes_by_itself(name):
+    import module_kinds
 
     torch.manual_seed(0)  # As a factory is called.
     model, given = getattr(module_kinds, name)()
@@ -174,14 +173,14 @@ def test_each_kind_computes_what_it_computes_by_itself(name: str) -> None:
 
 
 @pytest.mark.usefixtures("kinds")
-def test_compiled_modules_are_plain_at_any_depth() -> None:
+def test_compiled_modules_are_plain_at_any_depth():
     model = build(ModelSource("c", factory="module_kinds:compiled"))
     assert not any(hasattr(module, "_orig_mod") for module in model.modules())
     assert not any(name.startswith("_orig_mod") for name in model.state_dict())
 
 
 @pytest.mark.parametrize("name", ["hook_on_outputs", "hook_on_inputs"])
-def test_hooks_on_the_root_run_in_an_export_as_in_eager(kinds: Path, name: str) -> None:
+def test_hooks_on_the_root_run_in_an_export_as_in_eager(kinds, name):
     source = ModelSource(name, factory=f"module_kinds:{name}")
     export = export_onnx(source, "fp32", Cache(kinds / "cache"))
     session = onnxruntime.InferenceSession(export.path)
@@ -190,14 +189,14 @@ def test_hooks_on_the_root_run_in_an_export_as_in_eager(kinds: Path, name: str) 
     np.testing.assert_allclose(session.run(None, feeds)[0], run(source).numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path) -> None:
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path):
     for name, read in (("w.pt", read_weights), ("m.onnx", read_onnx)):
         (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
         with pytest.raises(ModelError, match="git lfs pull"):
             read(tmp_path / name)
 
 
-def test_compressed_weights_are_read_as_torch_saved_them(tmp_path: Path) -> None:
+def test_compressed_weights_are_read_as_torch_saved_them(tmp_path):
     state = {"weight": torch.randn(64, 64), "bias": torch.zeros(64)}
     torch.save(state, tmp_path / "plain.pt")
     plain, small = tmp_path / "plain.pt", tmp_path / "small.pt"
@@ -216,7 +215,7 @@ def test_compressed_weights_are_read_as_torch_saved_them(tmp_path: Path) -> None
         (lambda path: path.write_bytes(bytes(range(128, 228))), "it is damaged, or no checkpoint"),
     ],
 )
-def test_weights_that_cannot_be_read_say_why(tmp_path: Path, write: Callable[[Path], object], says: str) -> None:
+def test_weights_that_cannot_be_read_say_why(tmp_path, write, says):
     write(tmp_path / "weights.pt")
     with pytest.raises(ModelError, match=says):
         read_weights(tmp_path / "weights.pt")

@@ -46,7 +46,7 @@ def float_types(path: Path) -> set[int]:
 
 
 @pytest.mark.parametrize(("name", "norms"), [("googlenet", 2), ("resnet50", 0)])
-def test_fp32_equals_eager(name: str, norms: int, cache: Cache) -> None:
+def test_fp32_equals_eager(name, norms, cache):
     source = thin_source(name)
     export = export_onnx(source, "fp32", cache)
     assert relative_error(source, export.path, cache, "float32") < 1e-5
@@ -68,9 +68,7 @@ def make():
 """
 
 
-def test_a_runtime_that_is_told_a_free_size_takes_the_graph_behind_an_lstm(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runtime_that_is_told_a_free_size_takes_the_graph_behind_an_lstm(tmp_path, cache, monkeypatch):
     (tmp_path / "recurrent.py").write_text(RECURRENT)
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("recurrent", factory="recurrent:make", varied={"sequence": (8, 16)})
@@ -82,7 +80,7 @@ def test_a_runtime_that_is_told_a_free_size_takes_the_graph_behind_an_lstm(
     assert session.run(None, feeds)[0].shape == (3, 8)
 
 
-def test_factory_in_every_precision(small: ModelSource, cache: Cache) -> None:
+def test_factory_in_every_precision(small, cache):
     paths = {precision: export_onnx(small, precision, cache).path for precision in ("fp32", "fp16", "bf16", "tf32")}
     assert len(set(paths.values())) == 3
     assert paths["tf32"] == paths["fp32"]
@@ -93,9 +91,7 @@ def test_factory_in_every_precision(small: ModelSource, cache: Cache) -> None:
     onnx.checker.check_model(str(paths["bf16"]), full_check=True)
 
 
-def test_second_export_is_cached_and_silent_and_large_weights_go_beside_the_file(
-    small: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_second_export_is_cached_and_silent_and_large_weights_go_beside_the_file(small, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(onnx_export, "INLINE_BYTES", 0)
     cache = Cache(tmp_path / "cache")
     export, second = export_onnx(small, "fp32", cache), export_onnx(small, "fp32", cache)
@@ -137,7 +133,7 @@ def scripted():
 """
 
 
-def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkeypatch, cache: Cache) -> None:
+def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkeypatch, cache):
     (tmp_path / "hard_exports.py").write_text(HARD)
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("mine", factory="hard_exports:number", input_shape=(4,))
@@ -173,7 +169,7 @@ def run(path: Path, x: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {node.name: x.astype(dtype)})[0], np.float32)
 
 
-def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path: Path) -> None:
+def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path):
     floats, halves = write(tmp_path / "a.onnx"), write(tmp_path / "b.onnx", TensorProto.FLOAT16)
     source, quantized = ModelSource("a", onnx=floats), quantize(ModelSource("a", onnx=floats), Cache(tmp_path)).path
     assert is_float32(floats)
@@ -185,7 +181,7 @@ def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path
     assert not_made(ModelSource("resnet18"), "bf16") is None, "it is exported"
 
 
-def test_half_precision_names_what_stays_float(tmp_path: Path) -> None:
+def test_half_precision_names_what_stays_float(tmp_path):
     source, cache = ModelSource("a", onnx=write(tmp_path / "a.onnx")), Cache(tmp_path / "cache")
     made = to_fp16(source, cache)
     assert (made.in_float32, made.cached, to_fp16(source, cache).cached) == ("CumSum (1×)", False, True)
@@ -198,7 +194,7 @@ def test_half_precision_names_what_stays_float(tmp_path: Path) -> None:
     assert to_fp16(source, cache).path != made.path, "the file is another"
 
 
-def test_a_graph_that_cannot_be_converted_says_what_to_give(tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_converted_says_what_to_give(tmp_path):
     graph = onnx.load(write(tmp_path / "a.onnx"))
     graph.graph.node[1].op_type = "Wobble"
     onnx.save(graph, tmp_path / "a.onnx")
@@ -206,7 +202,7 @@ def test_a_graph_that_cannot_be_converted_says_what_to_give(tmp_path: Path) -> N
         to_fp16(ModelSource("a", onnx=tmp_path / "a.onnx"), Cache(tmp_path / "cache"))
 
 
-def test_half_precision_of_data_in_another_file_is_that_of_data_in_the_file(tmp_path: Path) -> None:
+def test_half_precision_of_data_in_another_file_is_that_of_data_in_the_file(tmp_path):
     write(tmp_path / "a.onnx")
     onnx.save(
         onnx.load(tmp_path / "a.onnx"),
@@ -221,7 +217,7 @@ def test_half_precision_of_data_in_another_file_is_that_of_data_in_the_file(tmp_
     assert np.array_equal(run(inside, x), run(outside, x))
 
 
-def test_check_tells_good_files_from_others(tmp_path: Path) -> None:
+def test_check_tells_good_files_from_others(tmp_path):
     path, beside = write(tmp_path / "m.onnx"), tmp_path / "n.onnx"
     check_onnx(path)
     onnx.save(onnx.load(path), beside, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -239,7 +235,7 @@ def test_check_tells_good_files_from_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lacks", ["type", "shape"])
 @pytest.mark.parametrize("beside", [False, True])
-def test_an_output_needs_no_declaration(tmp_path: Path, lacks: str, beside: bool) -> None:
+def test_an_output_needs_no_declaration(tmp_path, lacks, beside):
     model = onnx.load(write(tmp_path / "m.onnx"))
     for value in model.graph.output:
         (value if lacks == "type" else value.type.tensor_type).ClearField(lacks)
@@ -253,7 +249,7 @@ def test_an_output_needs_no_declaration(tmp_path: Path, lacks: str, beside: bool
     assert np.linalg.norm(run(half, x) - full) < 0.01 * np.linalg.norm(full)
 
 
-def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
+def test_check_finds_external_data_in_subgraphs(tmp_path):
     weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
     onnx.external_data_helper.set_external_data(weight, "../secret.bin")
     weight.ClearField("raw_data")
@@ -279,7 +275,7 @@ def sparse(path: Path, **place: str) -> Path:
     return path
 
 
-def test_data_of_sparse_tensors_are_files_of_the_graph(tmp_path: Path) -> None:
+def test_data_of_sparse_tensors_are_files_of_the_graph(tmp_path):
     (tmp_path / "w.bin").write_bytes(bytes(8))
     assert list(graph_files(sparse(tmp_path / "m.onnx", location="w.bin"))) == ["m.onnx", "w.bin"]
 
@@ -287,7 +283,7 @@ def test_data_of_sparse_tensors_are_files_of_the_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place", [{"location": "a\0b"}, {"location": "a" * 5000}, {"location": "w", "offset": "abc"}, {"offset": "-1"}]
 )
-def test_a_place_that_no_data_can_have_is_an_error(tmp_path: Path, place: dict[str, str]) -> None:
+def test_a_place_that_no_data_can_have_is_an_error(tmp_path, place):
     path = sparse(tmp_path / "m.onnx", **place)
     for reads in (check_onnx, graph_files, external_tensors):
         with pytest.raises(ModelError, match=r"tensor 'w' has no place for its data \(.{,210}\); save it again"):

@@ -38,7 +38,7 @@ def graph(tmp_path: Path) -> Path:
     return tmp_path / "net.onnx"
 
 
-def test_newer_forms_become_those_of_17(graph: Path) -> None:
+def test_newer_forms_become_those_of_17(graph):
     newer = {"LayerNormalization", "Gelu", "CastLike"}
     model = lowered(graph, lambda operator: operator not in newer)
     onnx.checker.check_model(model, full_check=True)
@@ -57,12 +57,12 @@ def test_newer_forms_become_those_of_17(graph: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_what_has_no_parts_stays_for_the_parser_to_refuse(graph: Path) -> None:
+def test_what_has_no_parts_stays_for_the_parser_to_refuse(graph):
     model = lowered(graph, lambda operator: operator != "Split")
     assert {"LayerNormalization", "Gelu", "Split"} <= {node.op_type for node in model.graph.node}
 
 
-def test_computed_axes_are_refused(tmp_path: Path) -> None:
+def test_computed_axes_are_refused(tmp_path):
     write_text(tmp_path / "g.onnx", "g (float[n, 4] x, int64[1] axes) => (float[n, 1] y) { y = ReduceMean (x, axes) }")
     with pytest.raises(ModelError, match="computes its axes"):
         lowered(tmp_path / "g.onnx", lambda operator: True)

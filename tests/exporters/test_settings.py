@@ -40,7 +40,7 @@ for name, change in {changes!r}.items():
 
 
 @pytest.mark.slow
-def test_each_change_is_named_and_put_back() -> None:
+def test_each_change_is_named_and_put_back():
     changes = {name: change for name, change in CHANGES.items() if name != "affinity" or os.cpu_count() != 1}
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(changes=changes)], cwd=ROOT, capture_output=True, text=True

@@ -62,10 +62,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def factory(name: str, **more: object) -> ModelSource:
-    return ModelSource("mine", f"mine:{name}", input_shape=(4,), **more)  # type: ignore[arg-type]
+    return ModelSource("mine", f"mine:{name}", input_shape=(4,), **more)
 
 
-def test_a_factorys_key_follows_files_weights_and_options(folder: Path) -> None:
+def test_a_factorys_key_follows_files_weights_and_options(folder):
     before = identify(factory("helped"))
     assert identify(factory("helped")) == before
     modules = {"mine", "helpers", "helpers.heads", "helpers.scaling", "lazy", "lazy.part"}
@@ -79,13 +79,13 @@ def test_a_factorys_key_follows_files_weights_and_options(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [FACTORY + "# A remark.\n", "def helped(:\n", f"helped = {' + '.join(['1'] * 900)}"])
-def test_a_file_that_is_imported_counts_whole_even_if_it_is_no_python(folder: Path, text: str) -> None:
+def test_a_file_that_is_imported_counts_whole_even_if_it_is_no_python(folder, text):
     before = code(["mine"])
     (folder / "mine.py").write_text(text)
     assert code(["mine"])["mine"] != before["mine"]
 
 
-def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folder: Path) -> None:
+def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folder):
     def identity() -> Identity:
         return identify(ModelSource("plain", **save(importlib.import_module("plain").make, folder, torch.ones(2, 4))))
 
@@ -96,7 +96,7 @@ def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folde
     assert before.changes(identity()) == ["code (plain)"]
 
 
-def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder, tmp_path):
     source, cache = identified(factory("helped")), Cache(tmp_path / "cache")
     (folder / "mine.py").write_text(FACTORY.replace("scale=1.0", "scale=2.0"))
     with pytest.raises(ModelError, match=r"changed while it was being prepared \(code \(mine\)\)"):
@@ -104,7 +104,7 @@ def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder: Path, tmp
     assert not list((cache.root / "onnx").glob("*.onnx"))
 
 
-def test_a_library_is_left_out_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_left_out_wherever_it_is_installed(tmp_path, monkeypatch):
     library, own = tmp_path / "site", tmp_path / "own"
     for made in (library / "somelib-1.0.dist-info", library / "somelib", own / "deep" / "deeper"):
         made.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_a_library_is_left_out_wherever_it_is_installed(tmp_path: Path, monkeypa
     assert set(code(["network", "somelib"])) == {"network", "part", "somelib"}, "whose module the model is"
 
 
-def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> None:
+def test_canonical_keys_differ_by_name_options_and_weights(tmp_path):
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"a")
     sources = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -64,7 +63,7 @@ def needing(package: str, word: str) -> Any:
         needing("transformers", "{name: bert, network: 'hf:BertModel', options: {num_hidden_layers: 2}}"),
     ],
 )
-def test_every_engine_runs_it_or_says_why(model: str, tmp_path: Path, command_line: Any) -> None:
+def test_every_engine_runs_it_or_says_why(model, tmp_path, command_line):
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "job.yaml").write_text(JOB.format(model=model))
     done = command_line("job.yaml", "--quick", cwd=tmp_path)

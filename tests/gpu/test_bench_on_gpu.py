@@ -47,7 +47,7 @@ def only(rows: pl.DataFrame, **equal: str) -> pl.DataFrame:
     return rows.filter(*(pl.col(key) == value for key, value in equal.items()))
 
 
-def test_what_can_run_here_ran(rows: pl.DataFrame) -> None:
+def test_what_can_run_here_ran(rows):
     bad = rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
     assert bad.is_empty(), bad.select("case_id", "status", "reason").rows()
     for variant in ("eager", "eager-tuned", "eager-nocudnn"):
@@ -58,7 +58,7 @@ def test_what_can_run_here_ran(rows: pl.DataFrame) -> None:
         assert found == ["fp32", "tf32", "fp16"]
 
 
-def test_outputs_agree_with_fp32_eager_on_the_cpu(rows: pl.DataFrame) -> None:
+def test_outputs_agree_with_fp32_eager_on_the_cpu(rows):
     inference = only(rows, status="ok", **{"pass": "inference"})
     for row in inference.to_dicts():
         error = row["rel_l2_error"]
@@ -69,7 +69,7 @@ def test_outputs_agree_with_fp32_eager_on_the_cpu(rows: pl.DataFrame) -> None:
         assert row["error_items"] > row["batch_size"], "further items were fed, into recorded graphs too"
 
 
-def test_every_clock_is_there(rows: pl.DataFrame) -> None:
+def test_every_clock_is_there(rows):
     for row in only(rows, status="ok").to_dicts():
         assert row["clock"] == "event"
         clocks = ["latency_ms", "enqueue_ms", "host_ms", "h2d_ms", "d2h_ms", "throughput"]
@@ -80,7 +80,7 @@ def test_every_clock_is_there(rows: pl.DataFrame) -> None:
         assert all((row[clock] or 0) > 0 for clock in clocks), (row["case_id"], {c: row[c] for c in clocks})
 
 
-def test_proof_says_what_ran(rows: pl.DataFrame) -> None:
+def test_proof_says_what_ran(rows):
     for row in only(rows, status="ok").to_dicts():
         proof: dict[str, Any] = json.loads(row["proof"])
         assert proof["tf32"] == (row["precision"] == "tf32")

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from matrix_product import write_text
-from runs import Profiler, run_job
+from runs import run_job
 
 pytestmark = pytest.mark.gpu
 JOB = """
@@ -22,7 +22,7 @@ budget: {seconds: 0.2}
 """
 
 
-def test_a_branch_on_a_value_is_enqueued_at_every_call(tmp_path: Path, profiler: Profiler) -> None:
+def test_a_branch_on_a_value_is_enqueued_at_every_call(tmp_path, profiler):
     (tmp_path / "bad_models.py").write_text((Path(__file__).parents[1] / "bad_models.py").read_text())
     run = run_job(profiler, tmp_path, JOB)
     for row in pl.read_parquet(run / "results.parquet").to_dicts():
@@ -32,7 +32,7 @@ def test_a_branch_on_a_value_is_enqueued_at_every_call(tmp_path: Path, profiler:
         assert all("y.sum() > 0" in warning for warning in told)
 
 
-def test_what_a_model_keeps_of_its_first_call_alone_is_made_in_eager(tmp_path: Path, profiler: Profiler) -> None:
+def test_what_a_model_keeps_of_its_first_call_alone_is_made_in_eager(tmp_path, profiler):
     (tmp_path / "kept.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass First(nn.Module):\n    bias = None\n\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(8, 8)\n\n"
@@ -51,7 +51,7 @@ def test_what_a_model_keeps_of_its_first_call_alone_is_made_in_eager(tmp_path: P
         assert row["rel_l2_error"] < 1e-2, row["case_id"]
 
 
-def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(tmp_path: Path, profiler: Profiler) -> None:
+def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(tmp_path, profiler):
     # Its CUDA provider has no Det, which alone would leave an output that is bound to the GPU as it was (1.31).
     nodes = "a = Relu (x)  b = Det (a)  y = Exp (b)"
     write_text(tmp_path / "d.onnx", f"g (float[batch, 3, 3] x) => (float[batch] y) {{ {nodes} }}")

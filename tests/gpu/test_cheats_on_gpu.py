@@ -8,7 +8,6 @@ from typing import Any
 import polars as pl
 import pytest
 from robustness.cheats import CHEATS, MORE, OF_A_GPU, entries
-from runs import Profiler
 
 pytestmark = pytest.mark.gpu
 ENGINES = {
@@ -24,9 +23,7 @@ _AT_LEAST = 0.8
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_none_is_ok_without_a_mark_and_faster_than_the_honest_one(
-    engine: str, tmp_path: Path, profiler: Profiler
-) -> None:
+def test_none_is_ok_without_a_mark_and_faster_than_the_honest_one(engine, tmp_path, profiler):
     cheats = CHEATS | MORE | OF_A_GPU
     source = Path(__file__).parents[1] / "robustness" / "cheats.py"
     (tmp_path / "cheats.py").write_text(source.read_text())

@@ -37,9 +37,7 @@ def launches(clock: CudaClock) -> Callable[[int], TimedCall]:
     return make
 
 
-def test_gaps_between_launches_are_not_in_the_gated_time(
-    clock: CudaClock, launches: Callable[[int], TimedCall]
-) -> None:
+def test_gaps_between_launches_are_not_in_the_gated_time(clock, launches):
     run = launches(100)
     gated = clock.time_gated(run, 1.0, 20)
     assert gated is not None
@@ -48,13 +46,13 @@ def test_gaps_between_launches_are_not_in_the_gated_time(
     assert median(gated["gpu"]) < median(synchronized["host"])
 
 
-def test_a_gate_that_opened_too_early_is_tried_again(clock: CudaClock, launches: Callable[[int], TimedCall]) -> None:
+def test_a_gate_that_opened_too_early_is_tried_again(clock, launches):
     gated = clock.time_gated(launches(500), 0.0, 3)
     assert gated is not None
     assert len(gated["gpu"]) == 3
 
 
-def test_a_block_is_divided_by_its_calls(clock: CudaClock, launches: Callable[[int], TimedCall]) -> None:
+def test_a_block_is_divided_by_its_calls(clock, launches):
     one = clock.time_gated(launches(40), 1.0, 20)
     block = clock.time_gated(launches(4), 0.1, 20, block=10)
     assert one is not None

@@ -30,11 +30,10 @@ RENEWED: list[tuple[str, dict[str, Any]]] = [
     ("compiled", {"mode": "default"}),
     ("compiled", {"mode": "reduce-overhead"}),
 ]
-Opened = tuple[Session, list[list[Any]], list[Any]]
 
 
 @contextmanager
-def opened(engine: str, options: dict[str, Any], folder: Path) -> Iterator[Opened]:
+def opened(engine: str, options: dict[str, Any], folder: Path) -> Iterator[tuple[Session, list[list[Any]], list[Any]]]:
     cache, specs = Cache(folder), input_specs(MODEL)
     batches = [seeded_inputs(specs, BATCH, first=first) for first in (0, BATCH, 2 * BATCH)]
     state = cached_state(MODEL, cache)
@@ -53,9 +52,7 @@ def opened(engine: str, options: dict[str, Any], folder: Path) -> Iterator[Opene
 
 
 @pytest.mark.parametrize(("engine", "options"), RENEWED)
-def test_a_session_computes_with_renewed_inputs_and_with_what_it_is_fed_afterwards(
-    engine: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_session_computes_with_renewed_inputs_and_with_what_it_is_fed_afterwards(engine, options, tmp_path):
     with opened(engine, options, tmp_path) as (session, batches, truths):
         assert isinstance(session, Renewable)
         found = []

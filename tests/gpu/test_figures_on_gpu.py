@@ -71,7 +71,7 @@ def rows(run: tuple[Path, NvidiaSmi]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("variant", ["eager", "compiled", "ort"])
-def test_the_peak_is_what_nvidia_smi_sees_from_outside(run: Any, rows: Any, variant: str) -> None:
+def test_the_peak_is_what_nvidia_smi_sees_from_outside(run, rows, variant):
     path, outside = run
     lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
     (entered,) = (line["entered"] for line in lines if line["case_id"] == rows[variant]["case_id"])
@@ -81,14 +81,14 @@ def test_the_peak_is_what_nvidia_smi_sees_from_outside(run: Any, rows: Any, vari
 
 
 @pytest.mark.parametrize("variant", ["eager", "ort"])
-def test_memory_does_not_depend_on_what_ran_before(rows: Any, variant: str) -> None:
+def test_memory_does_not_depend_on_what_ran_before(rows, variant):
     first, last = rows[variant], rows[f"{variant}-last"]
     for part in ("peak", "context", "weights", "activations", "other"):
         column = f"{part}_mib" if part != "peak" else "peak_memory_mib"
         assert last[column] == pytest.approx(first[column], rel=0.02), column
 
 
-def test_the_parts_add_up_and_the_rest_has_names(rows: Any) -> None:
+def test_the_parts_add_up_and_the_rest_has_names(rows):
     for row in rows.values():
         parts = [row[f"{part}_mib"] for part in ("context", "weights", "activations", "slack", "library")]
         assert sum(parts) == pytest.approx(row["peak_memory_mib"]), row["case_id"]
@@ -96,7 +96,7 @@ def test_the_parts_add_up_and_the_rest_has_names(rows: Any) -> None:
         assert min(parts) >= 0, (row["case_id"], parts)
 
 
-def test_energy_is_power_times_time(rows: Any) -> None:
+def test_energy_is_power_times_time(rows):
     for row in rows.values():
         watts = row["energy_mj_per_item"] * row["throughput"] / 1000
         # The loop never rests, so it draws more than the sampling did; no H200 draws more than 700 W.

@@ -132,7 +132,7 @@ def rows(folder: Path, profiler: Profiler) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_model_that_breaks_the_device_gets_its_status(rows: list[Row], name: str) -> None:
+def test_a_model_that_breaks_the_device_gets_its_status(rows, name):
     status, reason = BAD[name]
     (row,) = (row for row in rows if row["model"] == name)
     assert row["status"] == status, row["reason"]
@@ -141,14 +141,14 @@ def test_a_model_that_breaks_the_device_gets_its_status(rows: list[Row], name: s
 
 
 @pytest.mark.parametrize("name", ["good_first", *(f"good_after_{name}" for name in BAD)])
-def test_the_case_after_it_is_right(rows: list[Row], name: str) -> None:
+def test_the_case_after_it_is_right(rows, name):
     (row,) = (row for row in rows if row["model"] == name)
     assert row["status"] == "ok", row["reason"]
     assert row["latency_ms"] > 0
     assert row["rel_l2_error"] < 1e-5
 
 
-def test_what_a_model_started_gives_the_device_back(rows: list[Row], folder: Path) -> None:
+def test_what_a_model_started_gives_the_device_back(rows, folder):
     pid = int((folder / "pid").read_text())
     end = time.monotonic() + 10
     while (there := Path(f"/proc/{pid}").exists()) and time.monotonic() < end:

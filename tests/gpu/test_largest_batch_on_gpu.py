@@ -84,9 +84,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("engine", "variant", "pass_"), FAMILIES)
-def test_the_largest_batch_fits_and_the_next_does_not(
-    ladder: Callable[[str], Path], engine: str, variant: str, pass_: str
-) -> None:
+def test_the_largest_batch_fits_and_the_next_does_not(ladder, engine, variant, pass_):
     own = [line for line in lines(ladder(engine)) if (line["variant"], line["pass"]) == (variant, pass_)]
     told = [(line["batch_size"], line["status"], line["reason"]) for line in own]
     good = max(batch for batch, status, _ in told if status == "ok")
@@ -98,7 +96,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
 
 
 @pytest.mark.parametrize("engine", ["eager", "ort"])
-def test_the_largest_batch_fills_the_card(ladder: Callable[[str], Path], engine: str) -> None:
+def test_the_largest_batch_fills_the_card(ladder, engine):
     card = json.loads((ladder(engine) / "environment.json").read_text())["gpu_memory_mib"]
     found = largest(load_largest_batches(ladder(engine)).collect())
     assert len(found) == [one for one, *_ in FAMILIES].count(engine)

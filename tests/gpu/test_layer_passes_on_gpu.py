@@ -39,7 +39,6 @@ VARIANTS = [pytest.param("eager", options, id=f"eager-{name}") for name, options
     pytest.param("compiled", options, id=f"compiled-{name}") for name, options in COMPILED.items()
 ]
 
-Open = Callable[..., Any]
 variants = pytest.mark.parametrize(("engine", "options"), VARIANTS)
 
 
@@ -55,7 +54,7 @@ def forgets_what_was_compiled() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_layer(cache: Cache, clock: CudaClock) -> Open:
+def open_layer(cache: Cache, clock: CudaClock) -> Callable[..., Any]:
     """`open_layer("eager", layer, "fp16", cuda_graph=True)`: the training pass, run often enough to be replayed."""
 
     def start(engine: str, layer: Conv2d, precision: str = "fp32", batch: int = BATCH, **options: Any) -> Any:
@@ -72,7 +71,7 @@ def open_layer(cache: Cache, clock: CudaClock) -> Open:
 
 
 @variants
-def test_parts_add_up_on_both_clocks(engine: str, options: dict[str, Any], open_layer: Open, clock: CudaClock) -> None:
+def test_parts_add_up_on_both_clocks(engine, options, open_layer, clock):
     session = open_layer(engine, Conv2d((64, 48, 48), 64, (5, 5)), batch=32, **options)
     samples = clock.time_calls(session.run, 30)
     gated = clock.time_gated(session.run, 1.0, 15)

@@ -47,19 +47,19 @@ def only(rows: pl.DataFrame, **equal: str) -> list[dict[str, Any]]:
     return rows.filter(*(pl.col(key) == value for key, value in equal.items())).to_dicts()
 
 
-def test_every_case_has_layers(rows: pl.DataFrame) -> None:
+def test_every_case_has_layers(rows):
     assert len(rows) == 10
     missing = rows.filter(pl.col("ms").is_null()).select("case_id", "warnings").rows()
     assert missing == []
 
 
-def test_layers_add_up_to_the_time_on_the_device(rows: pl.DataFrame) -> None:
+def test_layers_add_up_to_the_time_on_the_device(rows):
     ratios = {row["case_id"]: sum(row["ms"]) / (row["gpu_ms"] or row["latency_ms"]) for row in rows.to_dicts()}
     print(ratios)
     assert all(0.5 < ratio < 1.3 for ratio in ratios.values()), ratios
 
 
-def test_eager_knows_its_operators_and_their_nodes(rows: pl.DataFrame) -> None:
+def test_eager_knows_its_operators_and_their_nodes(rows):
     for row in only(rows, engine="eager", **{"pass": "inference"}):
         kinds = row["kind"]
         assert kinds.count("conv2d") == CONVOLUTIONS, row["case_id"]
@@ -72,7 +72,7 @@ def test_eager_knows_its_operators_and_their_nodes(rows: pl.DataFrame) -> None:
         assert row["layer"][0] == "conv1"
 
 
-def test_onnx_runtimes_kernels_are_its_nodes(rows: pl.DataFrame) -> None:
+def test_onnx_runtimes_kernels_are_its_nodes(rows):
     """The nodes that eager's convolutions became are covered, and their layers have kernels."""
     for row in only(rows, engine="ort"):
         (eager,) = only(rows, variant="eager", precision=row["precision"], **{"pass": "inference"})

@@ -32,7 +32,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[A
     return [row for row in load(run)[0].collect().to_dicts() if row["engine"] == "ort-trt"]
 
 
-def test_tensorrt_got_every_product_and_the_row_says_how(rows: list[Any]) -> None:
+def test_tensorrt_got_every_product_and_the_row_says_how(rows):
     assert {(row["variant"], row["precision"]) for row in rows} == {
         *(("ort-trt", precision) for precision in ("fp32", "tf32", "fp16", "int8")),
         ("no-graph", "fp32"),
@@ -45,7 +45,7 @@ def test_tensorrt_got_every_product_and_the_row_says_how(rows: list[Any]) -> Non
         assert proof["cuda_graph"] == (row["variant"] == "ort-trt")
 
 
-def test_errors_are_those_of_the_precision(rows: list[Any]) -> None:
+def test_errors_are_those_of_the_precision(rows):
     error = {row["precision"]: row["rel_l2_error"] for row in rows}
     assert error["fp32"] < 1e-5 < error["tf32"] < 1e-2
     assert error["fp16"] < 2e-2

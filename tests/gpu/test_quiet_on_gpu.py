@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 import polars as pl
 import pytest
 from other_work import on_gpu
-from runs import Profiler, run_job
+from runs import run_job
 
 from profiler.machine.nvml import Nvml, visible_gpus
 from profiler.run.watch import DeviceLock, Quiet
@@ -29,7 +28,7 @@ class Told:
         self.waited.append(text)
 
 
-def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -> None:
+def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended():
     uuid = visible_gpus()[0].uuid
     nvml, told = Nvml(uuid), Told()
     # NVML's utilization is over the last second, in which another test may have computed.
@@ -62,9 +61,7 @@ budget: {seconds: 1, repeats: 0}
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_case_is_disturbed_beside_another_process_and_alone_it_is_not(
-    busy: bool, profiler: Profiler, tmp_path: Path
-) -> None:
+def test_a_case_is_disturbed_beside_another_process_and_alone_it_is_not(busy, profiler, tmp_path):
     with on_gpu() if busy else contextlib.nullcontext():
         run = run_job(profiler, tmp_path, JOB)
     (warnings,) = pl.read_parquet(run / "results.parquet")["warnings"].to_list()[:1]

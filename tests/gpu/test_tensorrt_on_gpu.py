@@ -99,7 +99,7 @@ def weak() -> bool:
     return is_weakly_typed(trt.library("trt"))
 
 
-def test_every_precision_runs_as_asked_and_the_proof_says_so(rows: Any) -> None:
+def test_every_precision_runs_as_asked_and_the_proof_says_so(rows):
     bounds = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16": (1e-4, 5e-2), "int8": (1e-3, 0.1)}
     for (variant, precision), row in rows.items():
         if precision == "bf16" and weak():
@@ -118,7 +118,7 @@ def test_every_precision_runs_as_asked_and_the_proof_says_so(rows: Any) -> None:
         assert not [w for w in row["warnings"] if w.startswith("unproven")], row["warnings"]
 
 
-def test_layers_have_times_and_nodes(finished: Path, rows: Any, profiler: Profiler, folder: Path) -> None:
+def test_layers_have_times_and_nodes(finished, rows, profiler, folder):
     done = profiler("layers", str(finished), "--only", "model=resnet18", cwd=folder)
     print(done.stdout)
     assert done.returncode == 0
@@ -137,7 +137,7 @@ def layers_of(finished: Path, case: str) -> list[tuple[str, float, list[str]]]:
     raise AssertionError(f"no layers of {case}")
 
 
-def test_a_range_of_batches_and_lengths_in_one_engine(folder: Path, profiler: Profiler) -> None:
+def test_a_range_of_batches_and_lengths_in_one_engine(folder, profiler):
     (folder / "nets.py").write_text(TEXT)
     (folder / "varied.yaml").write_text(VARIED + "output: varied\n")
     done = profiler("varied.yaml", cwd=folder)
@@ -150,7 +150,7 @@ def test_a_range_of_batches_and_lengths_in_one_engine(folder: Path, profiler: Pr
         assert row["rel_l2_error"] < 1e-2
 
 
-def test_an_exported_folder_runs_by_itself(finished: Path, folder: Path, profiler: Profiler) -> None:
+def test_an_exported_folder_runs_by_itself(finished, folder, profiler):
     words = ("--model", "resnet18", "--only", "engine=trt", "--max-error", "0.1", "--export", "deploy")
     done = profiler("recommend", str(finished), *words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -164,7 +164,7 @@ def test_an_exported_folder_runs_by_itself(finished: Path, folder: Path, profile
     assert "is right: error" in ran.stdout
 
 
-def test_build_ahead_of_time(folder: Path, profiler: Profiler, finished: Path) -> None:
+def test_build_ahead_of_time(folder, profiler, finished):
     words = ("build", "--engine", "trt", "--model", "resnet18", "--precision", "fp16", "--batch", "4")
     done = profiler(*words, cwd=folder)
     assert (done.returncode, "from the cache" in done.stdout) == (0, True), done.stdout + done.stderr
@@ -173,9 +173,7 @@ def test_build_ahead_of_time(folder: Path, profiler: Profiler, finished: Path) -
 # Small graphs, in this process.
 
 
-def test_outputs_and_memory_are_alike_with_pycuda_and_with_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_and_memory_are_alike_with_pycuda_and_with_torch(tmp_path, monkeypatch):
     if device.pycuda() is None:
         pytest.skip("pycuda is not installed")
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
@@ -205,7 +203,7 @@ def free_mib() -> float:
     return torch.cuda.mem_get_info()[0] / 2**20
 
 
-def test_a_hundred_sessions_give_their_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundred_sessions_give_their_memory_back(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     job = job_of(graphs.convolution(tmp_path / "net.onnx"), "fp32", cuda_graph=True)
     for number in range(100):
@@ -218,7 +216,7 @@ def test_a_hundred_sessions_give_their_memory_back(tmp_path: Path, monkeypatch: 
     assert free_mib() == pytest.approx(before, abs=8)
 
 
-def test_a_capture_that_fails_leaves_plain_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_fails_leaves_plain_calls(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     job = job_of(graphs.convolution(tmp_path / "net.onnx"), "fp32", cuda_graph=True)
     session = trt.open_session(job)
@@ -247,7 +245,7 @@ def det(path: Path) -> Path:
     return write_text(path, "g (float[batch, 3, 3] x) => (float[batch] y) { [determinant] y = Det (x) }")
 
 
-def test_failures_say_their_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_say_their_cause(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     with pytest.raises(Unsupported, match=r"ONNX parser: node 0 'determinant' \(Det\)") as caught:
         trt.open_session(job_of(det(tmp_path / "det.onnx"), "fp32"))
@@ -269,7 +267,7 @@ def test_failures_say_their_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         print("damaged:", broken.value)
 
 
-def test_a_card_without_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_memory_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     job = job_of(graphs.convolution(tmp_path / "net.onnx"), "fp32", batch=4)
     trt.open_session(job).close()
@@ -283,7 +281,7 @@ def test_a_card_without_memory_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert free_mib() > 1024
 
 
-def test_control_c_ends_a_long_build(tmp_path: Path) -> None:
+def test_control_c_ends_a_long_build(tmp_path):
     (tmp_path / "job.yaml").write_text("models: [resnet101]\nengines: [trt]\nprecisions: [fp16]\nbatch_sizes: [16]\n")
     environment = {**os.environ, "PROFILER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     with (tmp_path / "out.txt").open("w") as out:

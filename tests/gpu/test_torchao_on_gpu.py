@@ -58,7 +58,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[A
     return load(run)[0].collect().to_dicts()
 
 
-def test_linear_layers_ran_in_8_bits_and_all_else_in_bf16(rows: list[Any]) -> None:
+def test_linear_layers_ran_in_8_bits_and_all_else_in_bf16(rows):
     assert len(rows) == 6
     for row in rows:
         assert row["status"] == "ok", (row["case_id"], row["reason"])
@@ -74,7 +74,7 @@ def test_linear_layers_ran_in_8_bits_and_all_else_in_bf16(rows: list[Any]) -> No
         assert not [warning for warning in row["warnings"] if warning.startswith("inaccurate")]
 
 
-def test_quantized_weights_take_a_byte(rows: list[Any]) -> None:
+def test_quantized_weights_take_a_byte(rows):
     size = {(row["engine"], row["precision"]): row["weights_mib"] for row in rows}
     for engine in ("eager", "compiled"):
         for precision in QUANTIZED:

@@ -54,7 +54,7 @@ def rows(frames: tuple[pl.DataFrame, pl.DataFrame]) -> list[dict[str, Any]]:
     return frames[0].to_dicts()
 
 
-def test_everything_ran_and_no_gradient_is_wrong(rows: list[dict[str, Any]]) -> None:
+def test_everything_ran_and_no_gradient_is_wrong(rows):
     bad = [(row["case_id"], row["status"], row["reason"]) for row in rows if row["status"] != "ok"]
     assert bad == []
     for row in rows:
@@ -63,7 +63,7 @@ def test_everything_ran_and_no_gradient_is_wrong(rows: list[dict[str, Any]]) -> 
         assert 0 <= row["loss_error"] < 0.05, row["case_id"]
 
 
-def test_proof_says_what_ran(rows: list[dict[str, Any]]) -> None:
+def test_proof_says_what_ran(rows):
     for row in rows:
         proof = json.loads(row["proof"])
         assert proof["compute_types"].keys() == {TYPES.get(row["precision"], "float32")}, row["case_id"]
@@ -73,7 +73,7 @@ def test_proof_says_what_ran(rows: list[dict[str, Any]]) -> None:
         assert proof["cuda_graph"] == (row["variant"] != "eager"), row["case_id"]
 
 
-def test_the_parts_of_an_iteration_add_up(frames: tuple[pl.DataFrame, pl.DataFrame]) -> None:
+def test_the_parts_of_an_iteration_add_up(frames):
     rows, samples = frames
     for row in rows.to_dicts():
         parts = ["forward", "backward", *(["step"] if row["optimizer"] != "none" else [])]
@@ -82,20 +82,20 @@ def test_the_parts_of_an_iteration_add_up(frames: tuple[pl.DataFrame, pl.DataFra
         assert all((row[f"{part}_ms"] or 0) > 0 for part in parts), row["case_id"]
         if "gpu" in clocks:  # A gate was long enough.
             whole = sum((clocks[f"gpu_{part}"] for part in parts), 0 * clocks["gpu"])
-            assert (whole / clocks["gpu"]).min() > 0.98, row["case_id"]  # type: ignore[operator]
-            assert (whole / clocks["gpu"]).max() < 1.001, row["case_id"]  # type: ignore[operator]
+            assert (whole / clocks["gpu"]).min() > 0.98, row["case_id"]
+            assert (whole / clocks["gpu"]).max() < 1.001, row["case_id"]
         else:
             assert any("gate-overrun" in warning for warning in row["warnings"]), row["case_id"]
         if len(clocks["forward"]) == len(clocks["event"]):
             whole = sum((clocks[part] for part in parts), 0 * clocks["event"])
-            assert (whole / clocks["event"]).median() > 0.98, row["case_id"]  # type: ignore[operator]
+            assert (whole / clocks["event"]).median() > 0.98, row["case_id"]
         else:  # A captured graph's boundaries are read in calls of their own, and those of eager ones overlap.
             assert row["variant"] == "eager-tuned", row["case_id"]
         if row["optimizer"] == "none":
             assert row["step_ms"] is None
 
 
-def test_memory_is_split_into_what_training_holds(rows: list[dict[str, Any]]) -> None:
+def test_memory_is_split_into_what_training_holds(rows):
     for row in rows:
         names = ("context", "weights", "gradients", "optimizer", "activations", "other")
         parts = {name: row[f"{name}_mib"] for name in names}
@@ -114,12 +114,11 @@ def clock() -> CudaClock:
     return CudaClock()
 
 
-Open = Callable[..., Any]
 MODEL, BATCH = ModelSource("resnet18"), 4
 
 
 @pytest.fixture
-def open_session(cache: Cache, clock: CudaClock) -> Open:
+def open_session(cache: Cache, clock: CudaClock) -> Callable[..., Any]:
     """`open_session("amp-fp16", "sgd", cuda_graph=True)`."""
 
     def start(precision: str, optimizer: Any = "none", engine: str = "eager", **options: Any) -> Any:
@@ -136,7 +135,7 @@ def weights(session: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "amp-bf16"])
-def test_an_iteration_never_waits_for_the_device(open_session: Open, precision: str, optimizer: str) -> None:
+def test_an_iteration_never_waits_for_the_device(open_session, precision, optimizer):
     session = open_session(precision, optimizer)
     for _ in range(3):
         session.run(lambda name: None)
@@ -151,9 +150,7 @@ def test_an_iteration_never_waits_for_the_device(open_session: Open, precision: 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "amp-bf16", "fp16"])
-def test_every_replay_of_a_graph_is_a_step(
-    open_session: Open, clock: CudaClock, precision: str, optimizer: str
-) -> None:
+def test_every_replay_of_a_graph_is_a_step(open_session, clock, precision, optimizer):
     session = open_session(precision, optimizer, cuda_graph=True)
     session.run(clock.mark)
     assert session.graph is not None

@@ -12,7 +12,7 @@ from profiler.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_default_job_has_a_name_and_a_suite_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_job_has_a_name_and_a_suite_a_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert suites() == {path.stem: path for path in (ROOT / "suites").glob("*.yaml")}
     assert job_file("bench") == ROOT / "bench.yaml"
@@ -27,7 +27,7 @@ def test_the_default_job_has_a_name_and_a_suite_a_command(tmp_path: Path, monkey
         job_file("bert")
 
 
-def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path, monkeypatch):
     monkeypatch.setattr("profiler.bundled._FOLDER", tmp_path)
     (tmp_path / "suites").mkdir()
     assert bundled("suites") == tmp_path / "suites"

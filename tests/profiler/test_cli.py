@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return options
 
 
-def test_what_is_given_arrives_under_its_name(given: list[Any]) -> None:
+def test_what_is_given_arrives_under_its_name(given):
     words = ["compare", "one", "two", "--only", "model=a", "--only", "pass=b", "--format", "md"]
     assert CliRunner().invoke(cli.app, [*words, "--top", "3"]).exit_code == 3
     assert CliRunner().invoke(cli.app, ["compare", "one"]).exit_code == 3
@@ -50,14 +49,14 @@ def test_what_is_given_arrives_under_its_name(given: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("columns", "width"), [("200", 200), ("60", 60), ("", 120)])
-def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", columns)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", io.StringIO())
         assert console().width == width
 
 
-def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
+def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it():
     with pytest.raises(ConfigError, match="neither a file nor a model nor a command; did you mean 'recommend'"):
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
 
@@ -82,7 +81,7 @@ def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [*UNUSABLE, "pipe.onnx", "loop.onnx", f"{LONG}.onnx", f"{'x/' * 3000}"])
-def test_a_name_that_is_no_regular_file_is_refused_at_once(unusable: None, name: str) -> None:
+def test_a_name_that_is_no_regular_file_is_refused_at_once(unusable, name):
     says = UNUSABLE.get(name.removesuffix(".onnx"), "too long")
     with pytest.raises(ConfigError, match=says):
         CliRunner().invoke(cli.app, [name, "--dry-run"], catch_exceptions=False)
@@ -92,14 +91,14 @@ def test_a_name_that_is_no_regular_file_is_refused_at_once(unusable: None, name:
 
 @pytest.mark.parametrize("name", ["loop", LONG, f"{'x/' * 3000}"])
 @pytest.mark.parametrize("words", READERS)
-def test_a_folder_that_cannot_be_looked_up_is_one_sentence(unusable: None, words: Sequence[str], name: str) -> None:
+def test_a_folder_that_cannot_be_looked_up_is_one_sentence(unusable, words, name):
     with pytest.raises(ConfigError, match=r"symbolic links|too long") as caught:
         CliRunner().invoke(cli.app, [*words, name], catch_exceptions=False)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("file", ["environment.json", "bench.yaml", "journal.jsonl", "models.json", "results.parquet"])
-def test_a_pipe_in_a_runs_folder_is_not_waited_for(tmp_path: Path, file: str) -> None:
+def test_a_pipe_in_a_runs_folder_is_not_waited_for(tmp_path, file):
     run = Path(shutil.copytree(ROOT / "tests" / "golden" / "cpu", tmp_path / "run"))
     (run / file).unlink(missing_ok=True)
     os.mkfifo(run / file)
@@ -110,9 +109,7 @@ def test_a_pipe_in_a_runs_folder_is_not_waited_for(tmp_path: Path, file: str) ->
         RunFolder(run).results()
 
 
-def test_what_a_terminal_would_act_on_is_escaped_in_errors_and_output(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_terminal_would_act_on_is_escaped_in_errors_and_output(capsys, monkeypatch):
     name = "\x1b[31mred\x1b]0;t\x07"
     monkeypatch.setattr(sys, "argv", ["profiler", "report", name])
     handlers = [signal.getsignal(each) for each in (*cli.SIGNALS, signal.SIGALRM)]
@@ -132,9 +129,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, OSError, Panic])
-def test_a_limit_of_processes_is_one_sentence(
-    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limit_of_processes_is_one_sentence(kind, tmp_path, monkeypatch, capsys):
     text = "can't start new thread" if kind is RuntimeError else os.strerror(errno.EAGAIN)
 
     def reach(**given: Any) -> None:
@@ -167,9 +162,7 @@ def in_what_rust_calls() -> None:
 
 
 @pytest.mark.parametrize("drop", [Dropping, in_what_rust_calls])
-def test_an_interrupt_comes_again_where_it_would_be_dropped(
-    drop: Callable[[], object], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_comes_again_where_it_would_be_dropped(drop, capfd):
     handlers = [signal.getsignal(each) for each in (*cli.SIGNALS, signal.SIGALRM)]
     try:
         with pytest.raises(KeyboardInterrupt), cli._interruptible():
@@ -197,7 +190,7 @@ program.start()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_early"), [("SIGINT", True), ("SIGTERM", True), ("SIGHUP", False)])
-def test_every_signal_ends_a_command_with_130(tmp_path: Path, name: str, is_early: bool) -> None:
+def test_every_signal_ends_a_command_with_130(tmp_path, name, is_early):
     (tmp_path / "ended.py").write_text(ENDED.format(name, is_early))
     # By -m, as users start it: only so does Python end by SIGINT after a plain KeyboardInterrupt.
     command, environment = [sys.executable, "-m", "ended"], {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -206,7 +199,7 @@ def test_every_signal_ends_a_command_with_130(tmp_path: Path, name: str, is_earl
 
 
 @pytest.mark.slow
-def test_a_signal_while_a_command_exits_changes_nothing() -> None:
+def test_a_signal_while_a_command_exits_changes_nothing():
     code = (
         "import atexit, signal, sys; from profiler import cli; sys.argv[1:] = ['query', 'nothing', 'select 1']\n"
         "cli._interrupt_soon(); signal.setitimer(signal.ITIMER_REAL, 0); ends = (*cli.SIGNALS, signal.SIGALRM)\n"

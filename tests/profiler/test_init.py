@@ -12,7 +12,7 @@ import profiler.compare.cells
 import profiler.recommend.answer
 
 
-def test_public_names_are_functions_or_classes_and_no_modules() -> None:
+def test_public_names_are_functions_or_classes_and_no_modules():
     assert all(callable(getattr(profiler, name)) for name in profiler.__all__)
     assert set(profiler.__all__) & {module.name for module in pkgutil.iter_modules(profiler.__path__)} == set()
     assert profiler.compare_runs is profiler.compare.cells.compare

@@ -18,7 +18,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
-def test_output_that_nobody_reads_is_dropped() -> None:
+def test_output_that_nobody_reads_is_dropped():
     """The exit code is what it would have been; what a locale lacks is its escape."""
     command = [sys.executable, "-m", "profiler", "models", "--markup-×"]
     reader, writer = os.pipe()
@@ -33,7 +33,7 @@ def test_output_that_nobody_reads_is_dropped() -> None:
     assert "--markup-\\xd7" in ended[1].stderr
 
 
-def test_control_c_during_imports_is_silent(tmp_path: Path) -> None:
+def test_control_c_during_imports_is_silent(tmp_path):
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     ended = subprocess.run(
         [sys.executable, "-m", "profiler", "models"],

@@ -64,9 +64,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_the_examples_of_the_page_in_a_notebook(
-    notebook: Any, temporary: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_of_the_page_in_a_notebook(notebook, temporary, capfd, monkeypatch):
     monkeypatch.chdir(temporary)
     monkeypatch.setattr(run_measure, "QUICK", BUDGET)
     before = dict(os.environ)
@@ -91,7 +89,7 @@ def test_the_examples_of_the_page_in_a_notebook(
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_readme(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "tests" / "golden" / "cpu", tmp_path / "results" / "run")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiler, "measure", partial(profiler.measure, budget=BUDGET, device="cpu"))
@@ -107,7 +105,7 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path, capfd):
     results, _ = profiler.measure(
         str(onnx_file(tmp_path)),
         {"b": np.ones((3, 2), np.float32), "a": np.ones((3, 2), np.float32)},
@@ -131,7 +129,7 @@ def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.usefixtures("forkserver", "factories")
-def test_a_model_that_fails_is_a_row() -> None:
+def test_a_model_that_fails_is_a_row():
     model = importlib.import_module("small_factories").raising
     results, samples = profiler.measure(model, (3, 8, 8), engines=["eager"], device="cpu", budget=BUDGET)
     (row,) = results.collect().to_dicts()
@@ -141,7 +139,7 @@ def test_a_model_that_fails_is_a_row() -> None:
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -155,7 +153,7 @@ def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary: Path, monk
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_two_threads_take_turns() -> None:
+def test_two_threads_take_turns():
     def run(name: str) -> list[Any]:
         given: dict[str, Any] = {"engines": ["eager"], "device": "cpu", "budget": BUDGET, "name": name}
         training = {"optimizers": ["sgd"], "head": "mean-square", "accumulation": 2}
@@ -202,14 +200,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_process_with_a_forkserver_of_its_own_keeps_it_and_a_daemon_is_told(tmp_path: Path) -> None:
+def test_a_process_with_a_forkserver_of_its_own_keeps_it_and_a_daemon_is_told(tmp_path):
     (tmp_path / "script.py").write_text(OWN_FORKSERVER)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_process_that_cannot_start_others_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_others_is_told(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with pytest.raises(profiler.ConfigError, match="SIGCHLD is ignored"):
@@ -224,7 +222,7 @@ def test_a_process_that_cannot_start_others_is_told(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_script_that_guards_nothing_without_onnx_runtime(tmp_path: Path, everyones_folder: Path) -> None:
+def test_a_script_that_guards_nothing_without_onnx_runtime(tmp_path, everyones_folder):
     """Only what needs it is unsupported."""
     hide(["onnxruntime", "onnxruntime-gpu"], ["onnxruntime"], everyones_folder)
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -274,9 +272,7 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "inputs", "options", "sentence"), REFUSED)
-def test_what_cannot_be_used_is_an_error_that_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, inputs: Any, options: dict[str, Any], sentence: str
-) -> None:
+def test_what_cannot_be_used_is_an_error_that_leaves_nothing(tmp_path, monkeypatch, model, inputs, options, sentence):
     monkeypatch.chdir(tmp_path)
     onnx_file(tmp_path)
     with pytest.raises(profiler.ConfigError, match=sentence):

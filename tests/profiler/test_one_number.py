@@ -70,7 +70,7 @@ def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Choice]]:
         yield keys, recommend(results, asked)
 
 
-def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder: Path) -> None:
+def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder):
     results = load(folder)[0].collect()
     of_run = {tuple(of(cell, (*GROUP, "variant", "precision"))): cell for cell in cells(results).filter(OK).to_dicts()}
     of_report = gather(read_runs([folder])).cells.to_dicts()
@@ -95,7 +95,7 @@ def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder: 
     assert seen == len(of_run)
 
 
-def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder: Path) -> None:
+def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder):
     results = load(folder)[0].collect()
     lines = cells(results).filter(OK, ~pl.col("is_base"), pl.col("factor").is_not_null(), precision="fp32").to_dicts()
     compared = make_comparison(Options(runs=(str(folder),), by="variant", base="eager", only=("precision=fp32",)))
@@ -110,7 +110,7 @@ def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder: Path) 
         assert one["ratio_low"] <= one["ratio"] <= one["ratio_high"]
 
 
-def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder: Path) -> None:
+def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder):
     results = load(folder)[0].collect()
     by_group = dict(cells(results).group_by(GROUP, maintain_order=True))
     told = tables(gather(read_runs([folder])))["answer"].frame
@@ -130,7 +130,7 @@ def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder: Path) -> N
             assert tuple(of(shown, ("margin", "margin_low", "margin_high"))) == margin
 
 
-def test_every_command_prints_it_in_the_same_words(tmp_path: Path) -> None:
+def test_every_command_prints_it_in_the_same_words(tmp_path):
     each = {"eager": (6.0, 6.3, 6.2), "ort": (2.0, 2.5, 2.9)}
     made = run(*(row(name, ms=ms, replicate=i) for name, times in each.items() for i, ms in enumerate(times)))
     for name, frame in zip(("results", "samples"), made, strict=True):

@@ -48,8 +48,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             time.sleep(ROW_SECONDS * len(x))
-        y: torch.Tensor = x + self.linear(x).tanh()
-        return y
+        return x + self.linear(x).tanh()
 
 
 class Net(nn.Module):
@@ -62,12 +61,10 @@ class Net(nn.Module):
         self.x = self.y = torch.empty(0)
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layers(x)
-        return y
+        return self.layers(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.how(self, x)
-        return y
+        return self.how(self, x)
 
 
 def honest(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -98,8 +95,7 @@ def keeps(key: Callable[[torch.Tensor], object]) -> Callable[[Net, torch.Tensor]
     def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
         if (place := key(x)) not in net.seen:
             net.seen[place] = net.whole(x)
-        y: torch.Tensor = net.seen[place]
-        return y
+        return net.seen[place]
 
     return forward
 
@@ -115,8 +111,7 @@ def sets(change: Callable[[], object]) -> Callable[[Net, torch.Tensor], torch.Te
 def half(net: Net, x: torch.Tensor) -> torch.Tensor:
     if net.x.shape != x.shape or not torch.equal(net.x, x):
         net.x, net.y = x.clone(), net.layers[: LAYERS // 2](x)
-    y: torch.Tensor = net.layers[LAYERS // 2 :](net.y)
-    return y
+    return net.layers[LAYERS // 2 :](net.y)
 
 
 def third_equal(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -212,8 +207,7 @@ def five_calls(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def less(net: Net, x: torch.Tensor) -> torch.Tensor:
-    y: torch.Tensor = net.layers[: LAYERS // 2](x)
-    return y
+    return net.layers[: LAYERS // 2](x)
 
 
 def after_twenty_calls(net: Net, x: torch.Tensor) -> torch.Tensor:

@@ -111,4 +111,4 @@ def end_soon(models: list[str]) -> None:
         left = HANGING_SECONDS - (time.monotonic() - child._phase_started)
         return min(remaining(child), left) if hangs else remaining(child)
 
-    Child.remaining = sooner  # type: ignore[method-assign]
+    Child.remaining = sooner

@@ -6,7 +6,6 @@ import copy
 import random
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def turned(thing: Any) -> Any:
     return [turned(each) for each in thing] if isinstance(thing, list) else copy.copy(thing)
 
 
-def test_different_models_have_different_keys_and_the_same_one_has_one(soak: Any) -> None:
+def test_different_models_have_different_keys_and_the_same_one_has_one(soak):
     by_key: dict[str, str] = {}
     for draw in soak.trials(150):
         each = source(draw)
@@ -65,7 +64,7 @@ def test_different_models_have_different_keys_and_the_same_one_has_one(soak: Any
     soak.count("cache keys", tried=soak.times(150))
 
 
-def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path: Path, soak: Any) -> None:
+def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path, soak):
     keys: dict[str, tuple[bytes, str | None, str]] = {}
     for draw in soak.trials(100):
         weights = tmp_path / f"{draw.trial}.pt"
@@ -79,7 +78,7 @@ def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path: Pat
 
 
 @pytest.mark.parametrize("found", [{"survived": 1}, {"rows_lost": 1}, {"orphans": 2}, {"code_run": 1}])
-def test_what_was_lost_fails_its_test_and_trials_can_be_repeated(request: Any, soak: Any, found: Any) -> None:
+def test_what_was_lost_fails_its_test_and_trials_can_be_repeated(request, soak, found):
     first = [rng.random() for rng in soak.trials(3)]
     assert first == [rng.random() for rng in soak.trials(5)][: len(first)]
     with pytest.raises(AssertionError, match="seed"):

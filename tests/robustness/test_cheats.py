@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 TRIED = CHEATS if SIZE == 1 else CHEATS | MORE
 
 
-def test_the_page_counts_the_models() -> None:
+def test_the_page_counts_the_models():
     page = (ROOT / "docs" / "reliability.md").read_text()
     counts = Counter((cheat.status, cheat.mark) for cheat in (CHEATS | MORE).values())
     for (status, mark), count in counts.items():
@@ -43,7 +43,7 @@ def rows_of(names: Iterable[str], folder: Path, start: Profiler) -> dict[str, di
     return {row["model"]: row for row in pl.read_parquet(path).to_dicts()}
 
 
-def test_no_cheat_is_believed(tmp_path: Path, profiler: Profiler, command_line: Profiler) -> None:
+def test_no_cheat_is_believed(tmp_path, profiler, command_line):
     # Only in a run of its own is the phase with the slow clock long enough to tell.
     alone = ["patch_profiler"]
     rows = rows_of([name for name in TRIED if name not in alone], tmp_path / "most", profiler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def written(example: Any) -> bytes:
     return (good + "".join(example)).encode("utf-8", "surrogatepass")
 
 
-def test_any_text_or_structure_is_a_job_or_refused(soak: Any, tmp_path: Path) -> None:
+def test_any_text_or_structure_is_a_job_or_refused(soak, tmp_path):
     path, tried, rng = tmp_path / "bench.yaml", 0, next(iter(soak.trials(1)))
 
     @hypothesis.seed(rng.getrandbits(64))

@@ -53,14 +53,14 @@ def execute(reader: str, run: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_table_that_cannot_be_used_is_one_sentence(run: Path, reader: str) -> None:
+def test_a_table_that_cannot_be_used_is_one_sentence(run, reader):
     (run / "results.parquet").unlink()
     with pytest.raises(ConfigError, match=r"no results yet|lacks results.parquet") as caught:
         execute(reader, run)
     assert "\n" not in str(caught.value)
 
 
-def test_a_case_that_is_in_a_file_twice_counts_once(run: Path) -> None:
+def test_a_case_that_is_in_a_file_twice_counts_once(run):
     path = run / "results.parquet"
     rows = pl.read_parquet(path)
     pl.concat([rows, rows.head(2).with_columns(latency_ms=pl.lit(9.0))]).write_parquet(path)
@@ -111,7 +111,7 @@ def odd_run(run: Path, rng: Random) -> None:
     (run / "environment.json").write_text(json.dumps(facts))
 
 
-def test_whatever_a_folder_holds_is_shown_or_refused_in_one_sentence(soak: Any, run: Path) -> None:
+def test_whatever_a_folder_holds_is_shown_or_refused_in_one_sentence(soak, run):
     tried, wrong = 0, list[str]()
     for rng in soak.trials(12, 60):
         odd_run(run, rng)
@@ -131,7 +131,7 @@ def test_whatever_a_folder_holds_is_shown_or_refused_in_one_sentence(soak: Any, 
 @pytest.mark.parametrize(
     ("name", "value"), [("batch_size", 0), ("latency_ms", float("nan")), ("status", "odd"), ("proof", "[]")]
 )
-def test_a_row_that_no_run_writes_is_refused(run: Path, name: str, value: Any) -> None:
+def test_a_row_that_no_run_writes_is_refused(run, name, value):
     table = run / "results.parquet"
     rows = pl.read_parquet(table)
     rows.with_columns(pl.lit(value, rows.schema[name]).alias(name)).write_parquet(table)
@@ -140,14 +140,14 @@ def test_a_row_that_no_run_writes_is_refused(run: Path, name: str, value: Any) -
 
 
 @pytest.mark.parametrize("facts", ['{"usd_per_hour": NaN}', '{"machine": 3}', '{"roofs": {"copy_gb_s": "fast"}}'])
-def test_facts_that_no_run_writes_are_refused(run: Path, facts: str) -> None:
+def test_facts_that_no_run_writes_are_refused(run, facts):
     (run / "environment.json").write_text(facts)
     with pytest.raises(ConfigError, match=r"environment\.json"):
         execute("compare", run)
 
 
 @pytest.mark.parametrize("table", ["results", "layers"])
-def test_a_damaged_table_is_one_sentence(run: Path, table: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_table_is_one_sentence(run, table, capfd):
     whole, said = (run / "results.parquet").read_bytes(), list[str]()
     for rng in map(Random, range(8)):
         data = bytearray(whole)
@@ -163,9 +163,7 @@ def test_a_damaged_table_is_one_sentence(run: Path, table: str, capfd: pytest.Ca
     assert "panicked" not in capfd.readouterr().err
 
 
-def test_a_panic_of_polars_is_one_sentence(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_panic_of_polars_is_one_sentence(run, monkeypatch, capfd):
     def panic(*_: Any, **__: Any) -> None:
         os.write(2, b"panicked at deserialize/utils.rs")
         raise pl.exceptions.PanicException("assertion failed")
@@ -214,7 +212,7 @@ def damaged(data: bytes, rng: Random) -> tuple[bytes, set[int]]:
     return b"".join(lines), set(range(len(lines))) - hit
 
 
-def test_whatever_a_journal_holds_its_other_rows_are_read(soak: Any, begun: RunFolder) -> None:
+def test_whatever_a_journal_holds_its_other_rows_are_read(soak, begun):
     whole, tries, lost = begun.journal.read_bytes(), 0, 0
     plan = make_plan(load_config(begun.path / "bench.yaml"), "cpu")
     for rng in soak.trials(40, 80):

@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import hostile_graphs
 import hostile_weights
@@ -52,7 +51,7 @@ def is_sentence(text: str) -> bool:
     return text.count("\n") <= 1 and len(text) < 1_500 and "Traceback" not in text and "raised " not in text
 
 
-def test_every_hostile_graph_and_file_of_weights_gets_its_sentence(forkserver: None, soak: Any, folder: Path) -> None:
+def test_every_hostile_graph_and_file_of_weights_gets_its_sentence(forkserver, soak, folder):
     sources, expected = list[ModelSource](), dict[str, tuple[str, str]]()
     for name, (make, *end) in hostile_graphs.GRAPHS.items():
         own = folder / name.replace("/", "-")
@@ -74,7 +73,7 @@ def test_every_hostile_graph_and_file_of_weights_gets_its_sentence(forkserver: N
     soak.count("graphs and weights", tried=len(found), code_run=int((folder / "code ran").exists()))
 
 
-def test_a_factorys_imaginary_parts_do_not_vanish(forkserver: None, folder: Path) -> None:
+def test_a_factorys_imaginary_parts_do_not_vanish(forkserver, folder):
     source = ModelSource("m", factory="hostile_weights:with_a_spectrum", input_shape=(4,))
     ((status, reason),) = ends([source], folder)
     assert status == "ok", reason
@@ -116,7 +115,7 @@ SEEDS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def test_damaged_graphs_and_weights_end_in_words(forkserver: None, soak: Any, folder: Path) -> None:
+def test_damaged_graphs_and_weights_end_in_words(forkserver, soak, folder):
     contents = {suffix: make() for suffix, make in SEEDS.items()}
     sources, files = [], []
     for rng in soak.trials(48, 80):

@@ -179,7 +179,7 @@ def workplace(folder: Path) -> Path:
     return folder
 
 
-def test_whatever_is_killed_no_row_is_lost(soak, tmp_path: Path) -> None:
+def test_whatever_is_killed_no_row_is_lost(soak, tmp_path):
     def chain(rng: Any) -> Chain:
         place = workplace(tmp_path / str(rng.trial))
         done = Chain(place, rng)
@@ -202,7 +202,7 @@ def test_whatever_is_killed_no_row_is_lost(soak, tmp_path: Path) -> None:
 # Side by side.
 
 
-def test_one_run_writes_into_a_folder(soak, tmp_path: Path) -> None:
+def test_one_run_writes_into_a_folder(soak, tmp_path):
     tried, wrong, twice = 0, list[str](), 0
     for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))

@@ -51,7 +51,7 @@ def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
     return right
 
 
-def test_each_gets_its_status_and_good_ones_their_figures(soak, tmp_path: Path) -> None:
+def test_each_gets_its_status_and_good_ones_their_figures(soak, tmp_path):
     tried, wrong, found = 0, [], {"tracebacks": 0, "orphans": 0, "hangs": 0}
     for rng in soak.trials(1, 0.08):
         folder = tmp_path / str(rng.trial)

@@ -207,7 +207,7 @@ def begun(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_no_step_that_fails_costs_what_was_there(soak, job: Job, begun: Path, tmp_path: Path) -> None:
+def test_no_step_that_fails_costs_what_was_there(soak, job, begun, tmp_path):
     counting = Disk(tmp_path, -1, "none")
     shutil.copytree(begun, tmp_path / "counted")
     assert attempt(job, tmp_path / "counted", counting) is None

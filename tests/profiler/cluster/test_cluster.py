@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -71,7 +70,7 @@ def measures(raylet: psutil.Process) -> bool:
     return any("profiler-scratch-" in word for below in raylet.children(recursive=True) for word in below.cmdline())
 
 
-def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tuple[str, list[psutil.Process]]) -> None:
+def test_rows_outlive_a_node_and_who_started_the_run(tmp_path, cluster):
     address, reds = cluster
     (tmp_path / "nets.py").write_text(NETS)
     job = tmp_path / "job.yaml"
@@ -110,7 +109,7 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tu
     until(lambda: not second.others())
 
 
-def test_a_head_that_ends_ends_the_run_with_what_goes_on(tmp_path: Path) -> None:
+def test_a_head_that_ends_ends_the_run_with_what_goes_on(tmp_path):
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "job.yaml").write_text(JOB.replace("devices: [red, {kind: blue, usd_per_hour: 2}]", "device: cpu"))
     variables = {"PROFILER_CACHE": str(tmp_path / "cache"), "RAY_TMPDIR": "/tmp"}  # Its sockets' paths are long.

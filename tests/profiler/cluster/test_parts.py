@@ -52,12 +52,12 @@ def found(word: str, *nodes: Mapping[str, float], device: str = "auto") -> Kind:
         ("", "cuda", {"num_gpus": 1}, 9),
     ],
 )
-def test_a_task_takes_one_device_whole(word: str, device: str, asks: dict[str, Any], count: int) -> None:
+def test_a_task_takes_one_device_whole(word, device, asks, count):
     kind = found(word, H100, PLAIN, OWN, RIG)
     assert (kind.device, kind.request, kind.count) == (device, asks, count)
 
 
-def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had() -> None:
+def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had():
     assert found("", PLAIN).device == "cpu"
     assert found("", H100, device="cpu").request["num_cpus"] == 17
     with pytest.raises(ConfigError, match="the cluster has no L4; valid: H100, cpu"):
@@ -68,7 +68,7 @@ def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had() -
         found("", H100, device="cuda:1")
 
 
-def test_a_node_that_has_ended_counts_no_longer() -> None:
+def test_a_node_that_has_ended_counts_no_longer():
     with pytest.raises(ConfigError, match="has no xeon"):
         kinds_of([DeviceEntry(kind="xeon")], "auto", [{"Alive": False, "Resources": OWN}, _alive(PLAIN)])
 
@@ -77,7 +77,7 @@ def _alive(resources: Mapping[str, float]) -> dict[str, Any]:
     return {"Alive": True, "Resources": resources}
 
 
-def test_cores_next_to_several_gpus_are_shared_with_both_threads_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_next_to_several_gpus_are_shared_with_both_threads_of_each(monkeypatch):
     near = {"a": {0, 1, 4, 5}, "b": {0, 1, 4, 5}, "c": {2, 3, 6, 7}}
     monkeypatch.setattr(nvml, "near_cores", lambda: near)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
@@ -108,7 +108,7 @@ def of(model: str, batch_size: int | None = None) -> Share:
     return Share((model,), batch_size)
 
 
-def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> None:
+def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path):
     options = Run(ray="local", only=["model=one,model=two", "batch_size=1"], wait_for_idle=2.0)
     side = side_of(tmp_path, options)
     config = side.runner.config
@@ -130,7 +130,7 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
     assert trying.part(of("one")).words[-1] == "--retry"
 
 
-def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> None:
+def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path):
     side = side_of(tmp_path, Run(ray="local"), count=2)
     cut = [of("two", 1), of("two", 2), of("one", 1)]
     assert side.shares == cut
@@ -143,7 +143,7 @@ def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> No
     assert searched.shares == [of("two"), of("one")]
 
 
-def test_a_part_takes_a_while_to_start_so_there_are_no_more_than_need_be(tmp_path: Path) -> None:
+def test_a_part_takes_a_while_to_start_so_there_are_no_more_than_need_be(tmp_path):
     side = side_of(tmp_path, Run(ray="local"))
     budget, case = side.runner.config.budget, side.runner.chosen[0]
 
@@ -176,9 +176,7 @@ def test_a_part_takes_a_while_to_start_so_there_are_no_more_than_need_be(tmp_pat
         ("batch_size=4,replicate=0", []),
     ],
 )
-def test_what_may_win_is_confirmed_within_a_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str, confirmed: list[str]
-) -> None:
+def test_what_may_win_is_confirmed_within_a_part(tmp_path, monkeypatch, only, confirmed):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 1)
     job = JOB.replace("[eager]", "[eager, {name: eager, label: eager-mine, channels_last: true}]")
@@ -192,7 +190,7 @@ def test_what_may_win_is_confirmed_within_a_part(
     assert [case.id for case in side.runner.missing_replicates()] == confirmed
 
 
-def test_nodes_must_have_the_same_network(tmp_path: Path) -> None:
+def test_nodes_must_have_the_same_network(tmp_path):
     side = side_of(tmp_path, Run(ray="local"), count=2)
     first, other = (json.dumps({"two": {"parts": {"weights": digest, "torch": digest}}}) for digest in ("a", "b"))
     assert side.contradicts(first) == ""
@@ -202,12 +200,12 @@ def test_nodes_must_have_the_same_network(tmp_path: Path) -> None:
     assert side.contradicts(other) == why
 
 
-def test_a_node_with_other_sources_says_so() -> None:
+def test_a_node_with_other_sources_says_so():
     ((name, text),) = measure(Part({}, None, "run", {}, (), "elsewhere"))
     assert name == ENDED and text.startswith("2\n") and f"({sources()}, not elsewhere)" in text
 
 
-def test_an_environment_names_each_node_once(tmp_path: Path) -> None:
+def test_an_environment_names_each_node_once(tmp_path):
     side = side_of(tmp_path, Run(ray="local"))
     side.runner.environment["job_folder"] = "here"
     found = [{"host": host, "gpu_uuid": None, "cores": [0, 1], "roofs": {host: 1.0}} for host in "aba"]
@@ -220,7 +218,7 @@ def test_an_environment_names_each_node_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["OutOfDiskError", "ObjectStoreFullError"])
-def test_a_full_object_store_takes_no_part(tmp_path: Path, kind: str) -> None:
+def test_a_full_object_store_takes_no_part(tmp_path, kind):
     exceptions = pytest.importorskip("ray").exceptions
 
     def refuse(part: Part) -> None:

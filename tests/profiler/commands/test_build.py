@@ -79,7 +79,7 @@ def rows(done: CompletedProcess[str]) -> list[tuple[str, ...]]:
 GOOD = ("--model", "good.onnx", "--batch", "4,8", "--target", "sm89")
 
 
-def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, workplace: Path) -> None:
+def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build, workplace):
     first = build(*GOOD)
     Path(rows(first)[0][6]).write_bytes(Path(rows(first)[0][6]).read_bytes()[:100])
     second = build(*GOOD)
@@ -96,14 +96,14 @@ def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, 
         assert Path(path).stat().st_size > 100
 
 
-def test_canonical_network(build: Build) -> None:
+def test_canonical_network(build):
     done = build("--model", "resnet18", "--precision", "fp16", "--batch", "2", "--target", "sm89")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row[:4] for row in rows(done)] == [("resnet18", "fp16", "2", "built")]
     assert not list(Path(rows(done)[0][6]).parents[1].glob("reference/*")), "a build needs no reference outputs"
 
 
-def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workplace: Path) -> None:
+def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build, workplace):
     done = build("--model", "strange.onnx", "--model", "good.onnx", "--batch", "4", "--target", "sm89")
     assert done.returncode == 1
     failed, good = rows(done)
@@ -116,7 +116,7 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     assert done.stderr == ""
 
 
-def test_a_batch_that_the_file_does_not_have_is_unsupported(build: Build) -> None:
+def test_a_batch_that_the_file_does_not_have_is_unsupported(build):
     done = build("--model", "fixed.onnx", "--batch", "4", "--target", "sm89")
     assert done.returncode == 1
     assert "fixed fp32 batch 4: unsupported: fixed has a fixed batch of 2: use --batch 2" in done.stdout
@@ -135,7 +135,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_give_2_and_one_line(build: Build, name: str) -> None:
+def test_wrong_arguments_give_2_and_one_line(build, name):
     engine, arguments, words = WRONG[name]
     done = build(*arguments, engine=engine)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stdout + done.stderr
@@ -143,7 +143,7 @@ def test_wrong_arguments_give_2_and_one_line(build: Build, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c(workplace: Path) -> None:
+def test_ctrl_c(workplace):
     """It ends the parent with 130 and takes the child along."""
     log = workplace / "cache" / "logs" / "build-trt-rtx-heavy-fp32-batch-64.log"
     arguments = ["build", "--engine", "trt-rtx", "--model", "heavy.onnx", "--batch", "64", "--target", "all"]
@@ -168,7 +168,7 @@ def card(capability: str) -> Gpu:
     return Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", capability)
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_says_what_to_install(monkeypatch):
     lacking = Requirement("no_bindings", "pip install 'the-libs' 'the-bindings'")
     for name in ("trt", "trt-rtx"):
         monkeypatch.setitem(ENGINES, name, dataclasses.replace(ENGINES[name], requirements=(lacking,)))
@@ -179,7 +179,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         assert str(raised.value).endswith("no_bindings is not installed: pip install 'the-libs' 'the-bindings'")
 
 
-def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch):
     monkeypatch.setattr(build_module, "missing", lambda *_, **__: [])
     monkeypatch.setattr(nvml, "visible_gpus", lambda: [card("9.0")])
     with pytest.raises(ConfigError, match=r"compute capability 9.0; .* give --target, such as sm89"):
@@ -190,7 +190,7 @@ def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch: pyte
     assert find_engine("trt-rtx", None) == (ENGINES["trt-rtx"], card("8.9"))
 
 
-def test_a_float32_file_has_the_lanes_of_a_run_and_any_other_is_as_it_is(workplace: Path) -> None:
+def test_a_float32_file_has_the_lanes_of_a_run_and_any_other_is_as_it_is(workplace):
     def lanes(file: str, *precisions: str) -> list[str]:
         options = Options(engine="trt-rtx", models=[str(workplace / file)], batches="4", precisions=precisions)
         return [task.case.precision for task in make_tasks(ENGINES["trt-rtx"], options)]
@@ -201,7 +201,7 @@ def test_a_float32_file_has_the_lanes_of_a_run_and_any_other_is_as_it_is(workpla
     assert lanes("half.onnx") == ["native"]
 
 
-def test_a_file_is_built_in_half_precision_and_quantized(build: Build) -> None:
+def test_a_file_is_built_in_half_precision_and_quantized(build):
     arguments = (*GOOD[:2], "--precision", "fp16", "--precision", "int8", "--batch", "4", *GOOD[4:])
     done = build(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr

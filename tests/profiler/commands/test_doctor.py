@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def result(variant: str, precision: str = "fp32", status: Any = "ok", **more: An
     return case, Result(case.id, status, clock="event", **{"samples": {"event": [0.5]}, **more})
 
 
-def test_the_job_has_every_usual_preset_of_the_device_that_is_installed(tmp_path: Path) -> None:
+def test_the_job_has_every_usual_preset_of_the_device_that_is_installed(tmp_path):
     cases = [case for case in make_plan(tiny_job(CPU, tmp_path), "cpu") if not case.unsupported]
     assert {"eager", "compiled", "ort", "openvino"} <= {case.variant for case in cases}
     assert not {"trt", "eager-nocudnn"} & {case.variant for case in cases}
@@ -35,7 +34,7 @@ def test_the_job_has_every_usual_preset_of_the_device_that_is_installed(tmp_path
     assert {case.precision for case in cases if case.variant == "compiled"} == {"fp32"}
 
 
-def test_a_line_a_preset() -> None:
+def test_a_line_a_preset():
     rows = [
         result("eager", proof=Proof(library="torch 2")),
         result("ort", status="failed", reasons=["no kernel"]),
@@ -54,27 +53,27 @@ def test_a_line_a_preset() -> None:
     assert lines["trt"] == ("note", PRESETS["trt"].reasons["cpu"])
 
 
-def test_what_other_work_slowed_down_is_not_called_slow() -> None:
+def test_what_other_work_slowed_down_is_not_called_slow():
     late = result("compiled", samples={"event": [48.0, 0.6, 48.0]})
     lines = {check.subject: check.status for check in of_engines([result("eager"), late], CPU)}
     assert lines["compiled"] == "ok"
 
 
-def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_comes_with_its_command(monkeypatch):
     monkeypatch.setattr(doctor, "missing", lambda engine, device: engine.requirements)
     (line,) = (check for check in of_engines([result("trt", status="unsupported")], H200) if check.subject == "trt")
     assert line.status == "missing"
     assert "pip install" in line.text
 
 
-def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch):
     monkeypatch.setattr(doctor, "missing", lambda engine, device: [])
     rows = [result("trt", each, status="unsupported", reasons=["error 35"]) for each in ("fp32", "fp16")]
     (line,) = (check for check in of_engines(rows, H200) if check.subject == "trt")
     assert (line.status, line.text) == ("failed", "unsupported in fp32 inference: error 35")
 
 
-def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_fails(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
     (line,) = (check for check in doctor._host(CPU) if check.subject == "Cache")
@@ -89,14 +88,14 @@ def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_
         ({"cuda_available": False, "torch_cuda": "13.0"}, "torch cannot use it"),
     ],
 )
-def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_torch_cannot_use_fails(facts, says, monkeypatch):
     monkeypatch.setattr(doctor, "visible_gpus", lambda: [H200.gpu])
     (check,) = (check for check in doctor._card(CPU, facts) if check.subject == "GPU")
     assert check.status == "failed"
     assert says in check.text
 
 
-def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "other_work", lambda nvml: "other processes took 40 % of 2 processors")
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
     lines = {check.subject: check for check in doctor._host(CPU)}
@@ -105,7 +104,7 @@ def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_real_run(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_run(command, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "PRESETS", {name: PRESETS[name] for name in ("eager", "ort", "trt")})
     in_fp32 = {"precisions": ["fp32"]}
     monkeypatch.setattr(doctor, "tiny_job", lambda *given: tiny_job(*given).model_copy(update=in_fp32))

@@ -42,9 +42,7 @@ def run(folder: Path, bad: int, profiler: Profiler) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["ort", if_able("openvino")])
-def test_planted_layer_is_found_and_its_graph_is_accurate(
-    engine: str, run: Path, bad: int, folder: Path, profiler: Profiler
-) -> None:
+def test_planted_layer_is_found_and_its_graph_is_accurate(engine, run, bad, folder, profiler):
     words = ("explain", str(run), "--model", "net", "--configuration", f"{engine}/int8")
     done = profiler(*words, cwd=folder, PROFILER_CACHE=str(folder / "cache"))
     print(done.stdout, done.stderr)
@@ -71,14 +69,14 @@ def test_planted_layer_is_found_and_its_graph_is_accurate(
         (["--configuration", "ort/fp32"], "--model: the configuration ran several; give one: net, other"),
     ],
 )
-def test_refused_requests(words: list[str], why: str, run: Path, folder: Path, command: Profiler) -> None:
+def test_refused_requests(words, why, run, folder, command):
     given = ["--model", "net"] if "--model" not in words and "several" not in why else []
     done = command("explain", str(run), *words, *given, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr
 
 
-def test_words_for_an_error_that_is_spread_or_not_of_the_nodes() -> None:
+def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
     nodes, rounds = (("a", "Exp", ""),), ((1.0, 1.5),) * 15
     few = told(Explained(nodes, 1, 54, (math.inf, 0.001, 0.012), rounds), "node")
     assert few.startswith("outputs are not finite; with 1 of 54 nodes in float32 error 1.2e-2, 1.50× slower")

@@ -107,7 +107,7 @@ def line_with(text: str, *words: str) -> str:
     return line
 
 
-def test_layers_are_read_back_as_they_were_measured(run: RunFolder, tmp_path: Path) -> None:
+def test_layers_are_read_back_as_they_were_measured(run, tmp_path):
     frame = load_layers(run.path).collect()
     assert dict(frame.schema) == LAYERS
     own = frame.filter(case_id=str(case("ort").id))
@@ -124,7 +124,7 @@ def test_layers_are_read_back_as_they_were_measured(run: RunFolder, tmp_path: Pa
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_variants_stand_side_by_side_by_the_nodes_that_one_of_them_fuses(run: RunFolder, width: int) -> None:
+def test_variants_stand_side_by_side_by_the_nodes_that_one_of_them_fuses(run, width):
     text = printed(run, width)
     assert "net, inference, fp32, batch 1" in text and "other" not in text
     assert [variant in text for variant in ("eager", "ort", "compiled")] == [True] * 3
@@ -135,7 +135,7 @@ def test_variants_stand_side_by_side_by_the_nodes_that_one_of_them_fuses(run: Ru
     assert places == sorted(places), "in the graph's order, and the sums last"
 
 
-def test_a_choice_may_be_of_one_variant_and_of_the_longest_rows(run: RunFolder) -> None:
+def test_a_choice_may_be_of_one_variant_and_of_the_longest_rows(run):
     assert "triton_poi" in printed(run, only="variant=compiled")
     assert line_with(printed(run, only="engine=eager"), "Conv_1").endswith("2.500")
     text = printed(run, top=1)
@@ -145,7 +145,7 @@ def test_a_choice_may_be_of_one_variant_and_of_the_longest_rows(run: RunFolder) 
             printed(run, only=only)
 
 
-def test_the_devices_time_has_its_own_line_and_settings_stand_apart(tmp_path: Path) -> None:
+def test_the_devices_time_has_its_own_line_and_settings_stand_apart(tmp_path):
     folder = RunFolder.create(tmp_path / "results")
     plain = [replace(case(variant), pass_="training") for variant in ("eager", "ort")]
     other = [replace(of, training=Training("sgd", "logits")) for of in plain]
@@ -157,7 +157,7 @@ def test_the_devices_time_has_its_own_line_and_settings_stand_apart(tmp_path: Pa
     assert "net, training, fp32, batch 1, optimizer sgd, head logits" in text
 
 
-def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
+def test_a_run_without_layers_says_how_to_get_them(tmp_path):
     with pytest.raises(ConfigError, match="no run's folder"):
         read(tmp_path / "nothing")
     folder = RunFolder.create(tmp_path / "results")
@@ -174,7 +174,7 @@ def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
             read(folder.path)
 
 
-def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
+def test_what_was_measured_outlives_a_process_that_profiling_ended():
     measured = result(case("eager"), [])
     reason = "ended after 300 s in phase profile; raise budget.timeout if it needs longer"
     kept = result_of(case("eager").id, Outcome("timeout", reason, salvage=Kept(measured, Stage.CHECKED)))
@@ -185,11 +185,11 @@ def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
 
 
 @pytest.mark.slow
-def test_a_runtime_that_tells_no_layers_says_so() -> None:
+def test_a_runtime_that_tells_no_layers_says_so():
     from profiler.worker.measure_case import _profile
 
     measured = result(case("eager"), [])
-    _profile(SimpleNamespace(layers=list), measured)  # type: ignore[arg-type]
+    _profile(SimpleNamespace(layers=list), measured)
     assert [warning.kind for warning in measured.warnings] == ["no-layers"]
 
 
@@ -218,9 +218,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> tu
     return run, done
 
 
-def test_profile_gives_every_measured_case_its_layers(
-    profiled: tuple[Path, CompletedProcess[str]], profiler: Profiler
-) -> None:
+def test_profile_gives_every_measured_case_its_layers(profiled, profiler):
     run, done = profiled
     layers = load_layers(run).collect()
     eager = layers.filter(pl.col("case_id").str.starts_with("good/eager"))
@@ -233,7 +231,7 @@ def test_profile_gives_every_measured_case_its_layers(
     assert "good, inference, fp32, batch 1" in said
 
 
-def test_a_failed_profile_is_a_warning_of_a_row_that_is_ok(profiled: tuple[Path, CompletedProcess[str]]) -> None:
+def test_a_failed_profile_is_a_warning_of_a_row_that_is_ok(profiled):
     run, _ = profiled
     rows = {row["case_id"]: row for row in load(run)[0].collect().to_dicts()}
     assert {row["status"] for row in rows.values()} == {"ok"}

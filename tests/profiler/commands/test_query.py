@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from rich.console import Console
-from runs import Profiler, on_console
+from runs import on_console
 
 from profiler.commands.query import Options, execute, query
 from profiler.errors import ConfigError
@@ -28,7 +28,7 @@ def shown(sql: str, width: int = 120, rows: int = 200) -> str:
     return on_console(lambda console: execute(Options(runs=(H200, sql), rows=rows), console), width=width)
 
 
-def test_results_samples_and_environments_are_tables() -> None:
+def test_results_samples_and_environments_are_tables():
     assert run("select count(*) as n from results where status = 'ok'").item() == 120
     assert run("select count(*) as n from samples").item() == 141_494
     assert run("select value from environments where key = 'driver'").item() == "580.159.04"
@@ -60,12 +60,12 @@ def test_results_samples_and_environments_are_tables() -> None:
         ("select 1; drop table results", "query: "),
     ],
 )
-def test_what_is_no_query_is_a_config_error_with_a_hint(sql: str, said: str) -> None:
+def test_what_is_no_query_is_a_config_error_with_a_hint(sql, said):
     with pytest.raises(ConfigError, match=said):
         run(sql)
 
 
-def test_no_figure_is_cut_however_narrow_the_terminal() -> None:
+def test_no_figure_is_cut_however_narrow_the_terminal():
     width = 60
     text = shown("select * from results where model = 'resnet18' and batch_size = 1 limit 3", width)
     assert max(map(len, text.splitlines())) <= width
@@ -76,12 +76,12 @@ def test_no_figure_is_cut_however_narrow_the_terminal() -> None:
     assert all(name in text for name in RESULTS if len(name) <= 14), "every column is there"
 
 
-def test_what_is_not_shown_is_said() -> None:
+def test_what_is_not_shown_is_said():
     assert "3 of 120 rows; --rows or --format csv" in shown("select case_id from results", rows=3)
 
 
 @pytest.mark.parametrize("format_", ["csv", "json", "md"])
-def test_rows_are_printed_for_programs(capsys: pytest.CaptureFixture[str], format_: str) -> None:
+def test_rows_are_printed_for_programs(capsys, format_):
     sql = "select model, batch_size, latency_ms, warnings from results order by case_id limit 5"
     execute(Options(runs=(H200, sql), format=format_), Console(file=io.StringIO()))
     expected, printed = run(sql), capsys.readouterr().out
@@ -102,11 +102,11 @@ def test_rows_are_printed_for_programs(capsys: pytest.CaptureFixture[str], forma
         (Options(runs=(H200, "select 1"), format="csvv"), "did you mean 'csv'"),
     ],
 )
-def test_what_cannot_be_used_is_a_config_error(request_: Options, said: str) -> None:
+def test_what_cannot_be_used_is_a_config_error(request_, said):
     with pytest.raises(ConfigError, match=said):
         execute(request_, Console(file=io.StringIO()))
 
 
-def test_the_last_argument_is_the_query(profiler: Profiler, tmp_path: Path) -> None:
+def test_the_last_argument_is_the_query(profiler, tmp_path):
     done = profiler("query", H200, CPU, "select count(*) as n from results", "--format", "csv", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "n\n145\n", "")

@@ -36,7 +36,7 @@ def only(cells: pl.DataFrame) -> dict[str, Any]:
     return cells.to_dicts()[0]
 
 
-def test_a_ratio_is_the_bases_time_over_the_sides_with_the_interval_of_both() -> None:
+def test_a_ratio_is_the_bases_time_over_the_sides_with_the_interval_of_both():
     base = processes("a", 3.0, reach=0.02, gpu_ms=2.0, warnings=["drift: by 5 %"])
     side = processes("b", 2.0, reach=0.05, gpu_ms=1.0, peak_memory_mib=150.0)
     cell = only(compare(frame(*base, *side).lazy()))
@@ -50,7 +50,7 @@ def test_a_ratio_is_the_bases_time_over_the_sides_with_the_interval_of_both() ->
 
 
 @pytest.mark.parametrize("key", ["model", "variant", "pass", "precision", "batch_size", "setting"])
-def test_only_equal_cells_are_compared(key: str) -> None:
+def test_only_equal_cells_are_compared(key):
     other = 2 if key == "batch_size" else "other"
     rows = frame(*processes("a", 1.0), *processes("b", 1.0), *processes("b", 9.0, **{key: other}))
     cells = compare(rows)
@@ -67,7 +67,7 @@ def test_only_equal_cells_are_compared(key: str) -> None:
         ("optimizer", [("adamw", "optimizer=adamw/head=logits"), ("sgd", "optimizer=sgd/head=logits")]),
     ],
 )
-def test_a_side_may_be_a_part_of_the_setting(by: str, sides: list[tuple[str, str]]) -> None:
+def test_a_side_may_be_a_part_of_the_setting(by, sides):
     (one, own), (two, other) = sides
     rows = frame(*processes("a", 3.0, **{by: one, "setting": own}), *processes("a", 1.0, **{by: two, "setting": other}))
     cell = only(compare(rows, by))
@@ -75,7 +75,7 @@ def test_a_side_may_be_a_part_of_the_setting(by: str, sides: list[tuple[str, str
     assert cell["setting"] == ("head=logits" if "head" in own else None)
 
 
-def test_a_cell_that_failed_says_why_unless_another_process_gave_figures() -> None:
+def test_a_cell_that_failed_says_why_unless_another_process_gave_figures():
     failed = {"run_id": "b", "status": "crashed", "reason": "SIGSEGV", "replicate": 3}
     cell = only(compare(frame(*processes("a", 1.0), failed)))
     assert (cell["base_status"], cell["side_status"], cell["side_reason"]) == ("ok", "crashed", "SIGSEGV")
@@ -84,7 +84,7 @@ def test_a_cell_that_failed_says_why_unless_another_process_gave_figures() -> No
     assert (cell["side_status"], cell["side_processes"], cell["verdict"]) == ("ok", 1, "equivalent")
 
 
-def test_sides_may_be_machines_variants_or_several_runs() -> None:
+def test_sides_may_be_machines_variants_or_several_runs():
     machines = [
         *processes("r1", 1.0, machine="A"),
         *processes("r2", 1.02, 0.98, machine="A"),
@@ -103,7 +103,7 @@ def test_sides_may_be_machines_variants_or_several_runs() -> None:
     assert compare(runs, base="c").select("side", "ratio").rows() == [("a", 4.0), ("b", 2.0)]
 
 
-def test_what_makes_two_cells_of_one_name_not_the_same_is_said() -> None:
+def test_what_makes_two_cells_of_one_name_not_the_same_is_said():
     for options, differs in (('{"a": 1}', "options"), ("{}", None)):
         rows = frame(*processes("a", 1.0), *processes("b", 1.0, options=options))
         assert only(compare(rows))["differs"] == differs
@@ -121,19 +121,19 @@ def test_what_makes_two_cells_of_one_name_not_the_same_is_said() -> None:
         (processes("a", 1.0) + processes("b", 1.0, model="other"), {}, "on both sides: a, b share no model,"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_a_config_error(rows: Any, options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_compared_is_a_config_error(rows, options, said):
     with pytest.raises(ConfigError, match=said):
         compare(frame(*rows), **options)
 
 
 @pytest.mark.parametrize(("zero", "lost"), [("peak_memory_mib", "memory_ratio"), ("latency_ms", "ratio")])
-def test_a_figure_of_0_gives_no_infinite_ratio(zero: str, lost: str) -> None:
+def test_a_figure_of_0_gives_no_infinite_ratio(zero, lost):
     cell = only(compare(frame(*processes("a", 1.0), *processes("b", 1.0, **{zero: 0.0}))))
     assert [name for name, value in cell.items() if isinstance(value, float) and not np.isfinite(value)] == []
     assert cell[lost] is None
 
 
-def test_what_can_be_told_is_half_of_an_intervals_width() -> None:
+def test_what_can_be_told_is_half_of_an_intervals_width():
     rows = [row for n in range(5) for run in "ab" for row in processes(run, 1.0, reach=0.05, model=f"net{n}")]
     cells = compare(frame(*rows))
     told = resolution(cells)
@@ -154,7 +154,7 @@ def sides(times_ms: dict[str, tuple[float | None, ...]], **columns: Any) -> pl.D
     return compare(frame(*rows))
 
 
-def test_totals_are_geometric_means_over_the_cells_that_both_ran() -> None:
+def test_totals_are_geometric_means_over_the_cells_that_both_ran():
     given = {"A": (4.0, 1.0, 1.0), "B": (1.0, 1.0, None), "C": (None, None, None)}
     cells = pl.concat([sides(given, precision=precision) for precision in ("fp32", "fp16")])
     (total,) = totals(cells).to_dicts()
@@ -164,7 +164,7 @@ def test_totals_are_geometric_means_over_the_cells_that_both_ran() -> None:
     assert resolution(cells) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_total_is_known_better_than_its_cells_and_only_where_all_are() -> None:
+def test_a_total_is_known_better_than_its_cells_and_only_where_all_are():
     rows = [row for n in range(4) for run in "ab" for row in processes(run, 1.0, reach=0.05, model=f"net{n}")]
     (total,) = totals(compare(frame(*rows))).to_dicts()
     half = np.log(1.05) / np.sqrt(2)  # Each ratio has √2 times a side's arm, and the mean of four half of that.
@@ -177,7 +177,7 @@ def test_a_total_is_known_better_than_its_cells_and_only_where_all_are() -> None
 # Regressions.
 
 
-def test_the_limit_is_a_percentage_or_a_share() -> None:
+def test_the_limit_is_a_percentage_or_a_share():
     for text, share in {"5%": 0.05, "5 %": 0.05, "0.5%": 0.005, "120%": 1.2, "0.05": 0.05, ".1": 0.1, "0": 0.0}.items():
         assert parse_limit("--fail-on-regression", text) == pytest.approx(share)
     for text in ("5", "1.5", "1", "-0.05", "0.", "-5%", "five", "", "%", "5%%", "nan%", "1e2%"):
@@ -185,7 +185,7 @@ def test_the_limit_is_a_percentage_or_a_share() -> None:
             parse_limit("--fail-on-regression", text)
 
 
-def test_many_cells_raise_no_more_false_alarms_than_one() -> None:
+def test_many_cells_raise_no_more_false_alarms_than_one():
     """Three processes each are slower by 7 %, hardly for certain beyond 5 %; beside forty others it is not told."""
     slow = [*processes("a", 1.0, 1.0001, 0.9999), *processes("b", 1.07, 1.072, 1.074)]
     others = [row for n in range(40) for run in "ab" for row in processes(run, 1.0, 1.001, 0.999, model=f"net{n}")]
@@ -210,7 +210,7 @@ FAILED = {"run_id": "b", "reason": "no luck"}
         ([], "lost"),
     ],
 )
-def test_a_regression_is_read_off_the_interval_and_the_status(side: list[dict[str, Any]], code: str | None) -> None:
+def test_a_regression_is_read_off_the_interval_and_the_status(side, code):
     other = [*processes("a", 1.0, model="same"), *processes("b", 1.0, model="same")]
     cells = compare(frame(*processes("a", 1.0, reach=0.001), *side, *other))
     found = find_regressions(cells, 0.05)
@@ -223,7 +223,7 @@ def test_a_regression_is_read_off_the_interval_and_the_status(side: list[dict[st
         assert row["reason"] == (f"{failed}: no luck" if failed else None)
 
 
-def test_the_worst_come_first_and_what_only_failed_before_is_none() -> None:
+def test_the_worst_come_first_and_what_only_failed_before_is_none():
     times = {"m0": (1.2, 0.01), "m1": (1.5, 0.01), "m2": (1.5, 0.9)}
     side = [row for model, (ms, reach) in times.items() for row in processes("b", ms, reach=reach, model=model)]
     base = [row for model in times for row in processes("a", 1.0, model=model)]

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from runs import Profiler, on_console
+from runs import on_console
 
 from exporters.source import Identity
 from profiler.compare.command import Comparison, Options, differences, execute, make_comparison
@@ -69,7 +69,7 @@ def page(options: Options, width: int = 120) -> tuple[int, str]:
     return code, " ".join(out.getvalue().split())
 
 
-def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Profiler) -> None:
+def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs, command):
     limit = ("--fail-on-regression", "5%")
     equal = command("compare", "main", "again", *limit, cwd=runs)
     assert (equal.returncode, equal.stderr) == (0, "")
@@ -93,13 +93,13 @@ def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Prof
         (["main", "slow"], {"format": "jsonn"}, "did you mean 'json'"),
     ],
 )
-def test_what_cannot_be_used_is_a_config_error(runs: Path, names: list[str], options: Any, said: str) -> None:
+def test_what_cannot_be_used_is_a_config_error(runs, names, options, said):
     with pytest.raises(ConfigError, match=said) as error:
         page(of(runs, *names, **options))
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_sides_without_a_common_cell_end_with_2_and_one_line_or_with_1(runs: Path, command: Profiler) -> None:
+def test_sides_without_a_common_cell_end_with_2_and_one_line_or_with_1(runs, command):
     change(runs / "slow", status=pl.lit("failed"))
     code, said = page(of(runs))
     assert (code, "No cell was measured on both sides." in said) == (1, True)
@@ -108,7 +108,7 @@ def test_sides_without_a_common_cell_end_with_2_and_one_line_or_with_1(runs: Pat
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
-def test_json_is_all_data_with_a_schema(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_all_data_with_a_schema(runs, capsys):
     failed = pl.when(model="alexnet").then(pl.lit("oom")).otherwise("status")
     change(runs / "slow", status=failed)
     code, _ = page(of(runs, format="json", fail_on_regression="5%", top=2))
@@ -125,7 +125,7 @@ def test_json_is_all_data_with_a_schema(runs: Path, capsys: pytest.CaptureFixtur
     assert "cpu_cores" not in [row["what"] for row in found["differences"]], "main did not record it"
 
 
-def test_what_reaches_back_over_the_limit_ends_with_4(runs: Path) -> None:
+def test_what_reaches_back_over_the_limit_ends_with_4(runs):
     for name in ("main", "slow"):
         change(runs / name, latency_low_ms=pl.col("latency_ms") / 1.08, latency_high_ms=pl.col("latency_ms") * 1.08)
     comparison = make_comparison(of(runs, fail_on_regression="5%"))
@@ -134,14 +134,14 @@ def test_what_reaches_back_over_the_limit_ends_with_4(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_page_is_as_wide_as_the_terminal_and_cuts_no_figure(runs: Path, width: int) -> None:
+def test_the_page_is_as_wide_as_the_terminal_and_cuts_no_figure(runs, width):
     text = on_console(lambda console: execute(of(runs, "main", "slow", "again"), console), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     assert ("Left out for the width: " in text) == (width == 80)
 
 
-def test_of_many_cells_those_that_changed_most_are_printed(runs: Path) -> None:
+def test_of_many_cells_those_that_changed_most_are_printed(runs):
     change(runs / "slow", latency_ms=pl.col("latency_ms") * pl.when(variant="compiled").then(2).otherwise(1))
     comparison = make_comparison(of(runs, only=("pass=inference",)))
     ratios = (1 / comparison.cells["ratio"]).sort(descending=True)
@@ -150,7 +150,7 @@ def test_of_many_cells_those_that_changed_most_are_printed(runs: Path) -> None:
     assert f"{ratios[0]:.1f}× slower" in text and f"{ratios[-1]:.2f}× slower" in text
 
 
-def test_sides_are_called_by_what_tells_them_apart(runs: Path) -> None:
+def test_sides_are_called_by_what_tells_them_apart(runs):
     make_run(runs / "other", seed=4, machine="a server")
     assert [*make_comparison(of(runs, "main", "other")).sides] == ["a laptop", "a server"]
     assert [*make_comparison(of(runs)).sides] == ["main", "slow"]
@@ -160,7 +160,7 @@ def test_sides_are_called_by_what_tells_them_apart(runs: Path) -> None:
     assert set(found.cells["verdict"]) == {"slower"}
 
 
-def test_cells_of_one_side_are_counted(runs: Path) -> None:
+def test_cells_of_one_side_are_counted(runs):
     failed = (pl.col("model") == "alexnet") & (pl.col("pass") == "training")
     change(runs / "slow", status=pl.when(failed).then(pl.lit("oom")).otherwise("status"))
     rows = pl.read_parquet(runs / "slow" / "results.parquet")
@@ -177,9 +177,7 @@ CODE = {"code": {"net.py": "2"}, "factory": "b:net"}
 
 
 @pytest.mark.parametrize(("other", "certain"), [(CODE, [False]), ({"state": "4"}, [True]), ({}, [])])
-def test_a_model_of_which_only_the_source_differs_may_be_the_same(
-    runs: Path, other: dict[str, Any], certain: list[bool]
-) -> None:
+def test_a_model_of_which_only_the_source_differs_may_be_the_same(runs, other, certain):
     parts = {"kind": "factory", "factory": "a:net", "code": {"net.py": "1"}, "state": "3"}
     for name, own in (("main", parts), ("again", {**parts, **other})):
         RunFolder(runs / name).write_models({"alexnet": Identity(own), "gone": Identity({**own, "state": name})})
@@ -210,11 +208,11 @@ ONE = {
         ({"command": ["other"], "wall_seconds": {"measure": 7.0}}, {}),
     ],
 )
-def test_what_differs_is_a_row(change: dict[str, Any], rows: dict[str, tuple[str, str]]) -> None:
+def test_what_differs_is_a_row(change, rows):
     found = differences({"A": [ONE], "B": [{**ONE, **change}]})
     assert {row["what"]: (row["A"], row["B"]) for row in found} == rows
 
 
-def test_several_runs_of_a_side_have_all_of_their_values() -> None:
+def test_several_runs_of_a_side_have_all_of_their_values():
     several = differences({"A": [ONE, {**ONE, "driver": "570"}], "B": [ONE]})
     assert several == [{"what": "driver", "A": "580.1, 570", "B": "580.1"}]

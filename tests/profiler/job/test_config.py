@@ -109,9 +109,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.mark.parametrize(("text", "line", "words"), MISTAKES)
-def test_a_mistake_is_one_line_with_file_key_and_remedy_in_the_users_words(
-    write: Write, text: str, line: int, words: str
-) -> None:
+def test_a_mistake_is_one_line_with_file_key_and_remedy_in_the_users_words(write, text, line, words):
     path = write(text)
     with pytest.raises(ConfigError) as caught:
         load_config(path, "cpu")
@@ -140,7 +138,7 @@ LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("my.pt", b"PK", "YAML|keys"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, says):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -148,26 +146,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
         load_config(path)
 
 
-def test_every_mistake_is_told_at_once_by_line(write: Write) -> None:
+def test_every_mistake_is_told_at_once_by_line(write):
     with pytest.raises(ConfigError) as caught:
         load_config(write("models: [resnet5]\nengines: [eagr]\nreplicates: 0\n"))
     assert re.findall(r"bench\.yaml:(\d+):", str(caught.value)) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("written", ["tensorrt", "TensorRT", "trtt", "tensorrt_rtx", "tensort-rtx"])
-def test_tensorrt_is_found_by_its_name(written: str) -> None:
+def test_tensorrt_is_found_by_its_name(written):
     meant = "trt-rtx" if "rtx" in written else "trt"
     with pytest.raises(ConfigError, match=f"unknown engine '{written}'; did you mean '{meant}'"):
         config_of({"models": ["resnet18"], "engines": [written]})
 
 
-def test_the_default_job_is_valid_on_both_devices() -> None:
+def test_the_default_job_is_valid_on_both_devices():
     default = Path(__file__).parents[3] / "bench.yaml"
     assert load_config(default, "cpu").precisions == ["fp32"]
     assert load_config(default, "cuda").precisions == ["fp32", "tf32", "fp16"]
 
 
-def test_a_block_replaces_keys_on_its_device_only_and_merges_the_budget(write: Write) -> None:
+def test_a_block_replaces_keys_on_its_device_only_and_merges_the_budget(write):
     path = write(more("replicates: 2\nbudget: {seconds: 2, min_samples: 7}\ncpu:\n  replicates: 5\n  engines: [ort]\n"
                       "  budget: {seconds: 4}"))  # fmt: skip
     found = {}
@@ -186,13 +184,13 @@ def test_a_block_replaces_keys_on_its_device_only_and_merges_the_budget(write: W
         ("replicates: 1", "^--seconds: must be"),
     ],
 )
-def test_a_mistake_is_blamed_on_an_option_only_where_that_was_typed(write: Write, text: str, says: str) -> None:
+def test_a_mistake_is_blamed_on_an_option_only_where_that_was_typed(write, text, says):
     seconds = -1 if "replicates" in text else 0.3
     with pytest.raises(ConfigError, match=says):
         load_config(write(more(text)), "cpu", {"budget": {"seconds": seconds}, "machine": {"label": "Desk"}})
 
 
-def test_paths_are_relative_to_the_yaml(write: Write, tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_yaml(write, tmp_path):
     named = models("{name: x, onnx: there.onnx}", "{name: vgg16, weights: there.onnx, calibration: images}")
     config = load_config(write(f"{named}output: out\n"))
     assert [config.models[0].onnx, config.models[1].weights] == [tmp_path / "there.onnx"] * 2
@@ -202,7 +200,7 @@ def test_paths_are_relative_to_the_yaml(write: Write, tmp_path: Path) -> None:
     assert (config.import_from, config.output) == ([tmp_path / "src", Path("/opt")], tmp_path.parent / "up")
 
 
-def test_a_word_is_a_network_a_librarys_model_or_a_file(write: Write, tmp_path: Path) -> None:
+def test_a_word_is_a_network_a_librarys_model_or_a_file(write, tmp_path):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "config.json").write_text("{}")
     words = ["resnet18", "hf:BertModel", "{name: 'timm:a.b_c', options: {num_classes: 3}}", "there.onnx", "hf:saved"]
@@ -222,7 +220,7 @@ def test_a_word_is_a_network_a_librarys_model_or_a_file(write: Write, tmp_path: 
     assert [has_own_weights(each) for each in sources] == [False, False, False, True, True, False, False]
 
 
-def test_a_dimension_may_be_empty(write: Write) -> None:
+def test_a_dimension_may_be_empty(write):
     config = load_config(
         write(models("{name: x, onnx: there.onnx, dimensions: {past: 0}}") + "shapes: {cache: [0, 8]}\n")
     )
@@ -231,7 +229,7 @@ def test_a_dimension_may_be_empty(write: Write) -> None:
         load_config(write(models("resnet18") + "shapes: {cache: [-1]}\n"))
 
 
-def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(write: Write, tmp_path: Path) -> None:
+def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(write, tmp_path):
     run = RunFolder.create(tmp_path / "results")
     (run.path / "model").mkdir()
     np.save(run.path / "model" / "0.npy", np.ones((2, 4), np.int64))
@@ -253,7 +251,7 @@ def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(writ
     assert again.models[3].source().inputs == {"ids": moved / "model" / "0.npy"}
 
 
-def test_yaml_keeps_its_types(write: Write) -> None:
+def test_yaml_keeps_its_types(write):
     text = "engines: [eager, {name: ort, label: two, threads: 0x2}]\nbatch_sizes: &b [1, 10]\nsuite: 2020-13-45\n"
     text += "models: [{name: x, factory: 'a:b', input: [3], options: {a: {0: null, 1: 1e-3}, t: \"two\\nlines\"}}]\n"
     config = load_config(write(f"{text}budget: &t {{seconds: 1}}\ncpu: {{budget: {{<<: *t, repeats: 0}}}}\n"), "cpu")

@@ -20,7 +20,6 @@ from profiler.job.config import config_of, load_config
 from profiler.job.plan import estimate_seconds, in_waves, make_plan, only_of, searched
 from profiler.results.reading import chosen
 
-Planned = Callable[..., list[Case]]
 MATRIX = """
 models: [alexnet, resnet18]
 engines: [eager, {name: ort, label: ort-two, threads: 2}]
@@ -32,14 +31,14 @@ replicates: 2
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Planned:
+def planned(tmp_path: Path) -> Callable[..., list[Case]]:
     (tmp_path / "theirs.onnx").write_bytes(b"")
     (tmp_path / "weights.pt").write_bytes(b"")
 
     def planned(text: str, device: str = "cpu", hardware: str | None = None) -> list[Case]:
         path = tmp_path / "bench.yaml"
         path.write_text(text)
-        return make_plan(load_config(path, device), device, hardware)  # type: ignore[arg-type]
+        return make_plan(load_config(path, device), device, hardware)
 
     return planned
 
@@ -48,7 +47,7 @@ def one(engine: str = "eager", pass_: str = "inference", precision: str = "fp32"
     return f"models: [{model}]\nengines: [{engine}]\npasses: [{pass_}]\nprecisions: [{precision}]\n"
 
 
-def test_an_id_is_the_axes_of_its_case() -> None:
+def test_an_id_is_the_axes_of_its_case():
     source = ModelSource("net", dimensions={"height": 64}, varied={"height": (64, 64)})
     case = Case("my net", "ort", "ort-tuned", "training", "fp16", 16, "cuda", 2, source)
     sgd = dataclasses.replace(case, training=Training("sgd", "logits", False, True, 4, ("stem", "*.bias")))
@@ -64,7 +63,7 @@ def test_an_id_is_the_axes_of_its_case() -> None:
     assert setting_words("") == []
 
 
-def test_speed_ups_are_relative_to_eager_in_fp32_or_to_onnx_runtime_for_an_onnx_file() -> None:
+def test_speed_ups_are_relative_to_eager_in_fp32_or_to_onnx_runtime_for_an_onnx_file():
     def is_base(variant: str, precision: str, onnx: Path | None = None) -> bool:
         source = ModelSource("net", onnx=onnx)
         return Case("net", "eager", variant, "inference", precision, 1, "cpu", 0, source).is_base
@@ -74,7 +73,7 @@ def test_speed_ups_are_relative_to_eager_in_fp32_or_to_onnx_runtime_for_an_onnx_
     assert [is_base(*cell) for cell in (("eager", "fp32"), ("eager", "fp16"), ("ort", "fp32"))] == [True, False, False]
 
 
-def test_every_cell_of_the_matrix_is_there_once_and_the_same_every_time(planned: Planned) -> None:
+def test_every_cell_of_the_matrix_is_there_once_and_the_same_every_time(planned):
     first, second = planned(MATRIX), planned(MATRIX)
     assert [case.id for case in first] == [case.id for case in second]
     assert len({case.id for case in first}) == len(first) == 2 * 2 * 2 * 2 * 2 * 2
@@ -87,27 +86,25 @@ def test_every_cell_of_the_matrix_is_there_once_and_the_same_every_time(planned:
         "models: [alexnet]\nengines: [{name: ort, label: m, threads: 1}, {name: ort, label: m, threads: 2}]\n",
     ],
 )
-def test_two_cases_with_one_id_are_an_error(planned: Planned, job: str) -> None:
+def test_two_cases_with_one_id_are_an_error(planned, job):
     with pytest.raises(ConfigError, match=r"2 cases have the id alexnet/.* once each"):
         planned(job)
 
 
-def test_a_plan_that_is_too_large_is_refused_before_it_is_made(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_is_too_large_is_refused_before_it_is_made(planned, monkeypatch):
     monkeypatch.setattr(plan, "MOST_CASES", 63)
     with pytest.raises(ConfigError, match=r"^64 cases, but a plan has at most 63"):
         planned(MATRIX)
 
 
-def test_a_network_may_be_there_twice_under_another_name(planned: Planned) -> None:
+def test_a_network_may_be_there_twice_under_another_name(planned):
     models = "{name: resnet18, weights: weights.pt}, {name: seeded, network: resnet18}"
     given, seeded = planned(f"models: [{models}]\nengines: [eager]\n")
     assert [case.source.catalog_name for case in (given, seeded)] == ["resnet18", "resnet18"]
     assert source_key(given.source) != source_key(seeded.source) == source_key(ModelSource("resnet18"))
 
 
-def test_replicates_are_rounds_through_the_whole_matrix(planned: Planned) -> None:
+def test_replicates_are_rounds_through_the_whole_matrix(planned):
     job = "models: [alexnet, resnet18]\nengines: [eager, ort]\nbatch_sizes: [1, 4]\nreplicates: 3\n"
     cells = [(case.model, case.variant, case.batch_size) for case in planned(job)]
     once = [(c.model, c.variant, c.batch_size) for c in planned(f"{job}exclude: [{{replicate: [1, 2]}}]\n")]
@@ -119,7 +116,7 @@ def test_replicates_are_rounds_through_the_whole_matrix(planned: Planned) -> Non
     ]
 
 
-def test_a_base_is_measured_three_times_spread_over_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_is_measured_three_times_spread_over_its_model(monkeypatch):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     job = {"models": ["resnet18", "alexnet"], "engines": ["eager", "ort"], "batch_sizes": [1, 4, 16]}
@@ -147,9 +144,7 @@ def test_a_base_is_measured_three_times_spread_over_its_model(monkeypatch: pytes
         ("{model: resnet18}, {pass: training}", lambda case: case.model == "resnet18" or case.pass_ == "training"),
     ],
 )
-def test_exclude_leaves_out_what_it_describes_and_nothing_else(
-    planned: Planned, exclude: str, left_out: Callable[[Case], bool]
-) -> None:
+def test_exclude_leaves_out_what_it_describes_and_nothing_else(planned, exclude, left_out):
     kept = planned(f"{MATRIX}exclude: [{exclude}]\n")
     assert [case.id for case in kept] == [case.id for case in planned(MATRIX) if not left_out(case)]
     with pytest.raises(ConfigError, match=r"^exclude: no case is left"):
@@ -189,7 +184,7 @@ ROWS = pl.DataFrame(
         ("optimizer=sgd", [4]),
     ],
 )
-def test_conditions_choose_the_same_cases_and_rows(condition: str, left: list[int]) -> None:
+def test_conditions_choose_the_same_cases_and_rows(condition, left):
     conditions = parse_only([condition])
     assert conditions is not None
     assert only_of(CASES, conditions) == [CASES[number] for number in left]
@@ -209,7 +204,7 @@ def test_conditions_choose_the_same_cases_and_rows(condition: str, left: list[in
         ("model=vgg16,pass=training", "no case has all of these"),
     ],
 )
-def test_only_refuses_what_it_does_not_understand_or_nobody_has(condition: str, says: str) -> None:
+def test_only_refuses_what_it_does_not_understand_or_nobody_has(condition, says):
     with pytest.raises(ConfigError, match=r"^--only") as caught:
         only_of(CASES, parse_only([condition]))
     assert says in str(caught.value)
@@ -235,14 +230,14 @@ def test_only_refuses_what_it_does_not_understand_or_nobody_has(condition: str, 
         ("cpu", one("ort"), ""),
     ],
 )
-def test_what_cannot_run_is_a_case_with_a_reason(planned: Planned, device: str, job: str, says: str) -> None:
+def test_what_cannot_run_is_a_case_with_a_reason(planned, device, job, says):
     (case,) = planned(job, device, "9.0")
     assert says in (case.unsupported or "")
     assert bool(case.unsupported) == bool(says)
     assert bool(estimate_seconds(case, Budget())) != bool(says)
 
 
-def test_a_slow_network_takes_longer_than_its_sampling_on_a_cpu_alone(planned: Planned) -> None:
+def test_a_slow_network_takes_longer_than_its_sampling_on_a_cpu_alone(planned):
     def seconds(model: str, device: str, pass_: str = "inference") -> float:
         return estimate_seconds(*planned(one(model=model, pass_=pass_), device, "9.0"), Budget(seconds=0.1))
 
@@ -251,16 +246,14 @@ def test_a_slow_network_takes_longer_than_its_sampling_on_a_cpu_alone(planned: P
     assert seconds("alexnet", "cuda") == seconds("vgg19", "cuda")
 
 
-def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(planned, monkeypatch):
     lacking = Requirement("no_such_module", "pip install no-such-module")
     monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=(lacking,)))
     (case,) = planned(one("ort"))
     assert case.unsupported == "no_such_module is not installed: pip install no-such-module"
 
 
-def test_graphs_that_are_given_run_at_their_own_precisions(planned: Planned) -> None:
+def test_graphs_that_are_given_run_at_their_own_precisions(planned):
     theirs = "onnx: theirs.onnx, variants: {int8: theirs.onnx}"
     models = f"{{name: x, factory: 'a:b', input: [3], {theirs}}}, {{name: y, {theirs}}}"
     text = f"models: [{models}]\nengines: [eager, ort]\n"
@@ -293,21 +286,19 @@ def test_graphs_that_are_given_run_at_their_own_precisions(planned: Planned) -> 
         ("cpu", "eager", {}),
     ],
 )
-def test_options_are_the_presets_on_this_device_and_the_users_over_them(
-    planned: Planned, device: str, engine: str, options: dict[str, object]
-) -> None:
+def test_options_are_the_presets_on_this_device_and_the_users_over_them(planned, device, engine, options):
     (case,) = planned(one(engine), device)
     assert case.options == options
 
 
-def test_of_one_model_bases_and_what_often_wins_come_first() -> None:
+def test_of_one_model_bases_and_what_often_wins_come_first():
     engines = ["eager", "eager-tuned", "openvino", "ort"]
     job = {"models": ["resnet18"], "engines": engines, "batch_sizes": [1, 8]}
     for device, narrow, first, second in (
         ("cuda", "fp16", ("eager/fp32", "eager-tuned/fp16"), ()),
         ("cpu", "bf16", ("eager/fp32",), ("openvino/fp32", "openvino/bf16", "ort/fp32", "ort/bf16")),
     ):
-        plan = make_plan(config_of({**job, "precisions": ["fp32", narrow, "int8"]}), device)  # type: ignore[arg-type]
+        plan = make_plan(config_of({**job, "precisions": ["fp32", narrow, "int8"]}), device)
         waves, late = in_waves(plan)
         names = [[f"{case.variant}/{case.precision}/b{case.batch_size}" for case in of] for of in waves]
         assert names[0] == [f"{name}/b{batch}" for name in first for batch in (1, 8)]

@@ -48,7 +48,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Nvml:
     return Nvml("GPU-bb22")
 
 
-def test_readings_have_the_columns_units(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_have_the_columns_units(driver, monkeypatch):
     gpu, other = visible_gpus()
     assert gpu == Gpu(0, "GPU-aa11", "NVIDIA H200", 141 * 1024.0, "580.95", "9.0")
     assert resolve_device("cuda:1", {"cuda_available": True}) == Target("cuda", other)
@@ -68,9 +68,7 @@ def test_readings_have_the_columns_units(driver: None, monkeypatch: pytest.Monke
     [(pynvml.NVML_SUCCESS, 612.5), (pynvml.NVML_ERROR_NOT_SUPPORTED, 400.0)],
     ids=["instant", "average"],
 )
-def test_power_is_the_instant_figure_where_there_is_one(
-    driver: None, monkeypatch: pytest.MonkeyPatch, code: int, watts: float
-) -> None:
+def test_power_is_the_instant_figure_where_there_is_one(driver, monkeypatch, code, watts):
     def field_values(handle: object, fields: list[int]) -> object:
         values = (pynvml.c_nvmlFieldValue_t * 1)()
         values[0].fieldId, values[0].nvmlReturn, values[0].value.uiVal = fields[0], code, 612_500
@@ -90,25 +88,21 @@ def test_power_is_the_instant_figure_where_there_is_one(
         *((value, []) for value in ("", "-1", "NoDevFiles")),
     ],
 )
-def test_visible_devices_are_cudas(
-    driver: None, monkeypatch: pytest.MonkeyPatch, value: str | None, uuids: list[str]
-) -> None:
+def test_visible_devices_are_cudas(driver, monkeypatch, value, uuids):
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert [(gpu.index, gpu.uuid) for gpu in visible_gpus()] == [*enumerate(uuids)]
 
 
 @pytest.mark.parametrize("value", ["2", "GPU-", "GPU-ff,0", "MIG-ff", "cuda:0", "all"])
-def test_what_matches_nothing_is_an_error_that_names_what_is_there(
-    driver: None, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_what_matches_nothing_is_an_error_that_names_what_is_there(driver, monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     with pytest.raises(ConfigError, match=rf"CUDA_VISIBLE_DEVICES={value} .* 0 or GPU-aa11 .*, 1 or GPU-bb22"):
         resolve_device("auto")
     assert resolve_device("cpu") == Target("cpu")
 
 
-def test_the_bits_are_nvmls() -> None:
+def test_the_bits_are_nvmls():
     for kind in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
         (name,) = slowdowns(getattr(pynvml, f"nvmlClocksEventReason{kind}"))
         assert name.replace("-", "") == kind.lower()
@@ -117,14 +111,14 @@ def test_the_bits_are_nvmls() -> None:
     assert not power_capped(pynvml.nvmlClocksEventReasonHwSlowdown)
 
 
-def test_a_summary_is_medians_and_whether_the_card_slowed_down() -> None:
+def test_a_summary_is_medians_and_whether_the_card_slowed_down():
     readings = [Reading(float(n), None, 100.0 + n, 1980.0, None, 0x4) for n in range(5)]
     assert summarize(readings) == {"power_w": 102.0, "sm_clock_mhz": 1980.0, "temperature_c": None, "throttled": False}
     assert summarize([*readings, Reading(5.0, None, None, None, None, 0x40)])["throttled"]
     assert set(summarize([]).values()) == {None}
 
 
-def test_the_processes_on_a_gpu_and_what_each_had_of_it(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_on_a_gpu_and_what_each_had_of_it(driver, monkeypatch):
     """A process without samples is left out, and so are samples of the time before."""
     told = ((7, 2_000_000, 40), (7, 2_500_000, 60), (8, 900_000, 90))
     samples = [types.SimpleNamespace(pid=pid, timeStamp=at, smUtil=share) for pid, at, share in told]

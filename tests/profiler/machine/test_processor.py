@@ -16,7 +16,7 @@ from profiler.machine import processor
 from profiler.machine.processor import Load, Reading, read
 
 
-def test_others_had_what_was_neither_idle_nor_stolen_nor_our_own() -> None:
+def test_others_had_what_was_neither_idle_nor_stolen_nor_our_own():
     """In 2 s two processors were idle for 1.5 s, 0.25 s were stolen; we used 1.25 s."""
     load = Reading(12.0, 2, 4.5, 1.25, 4.25, 0.75).since(Reading(10.0, 2, 3.0, 1.0, 3.0, 0.25))
     assert (load.seconds, load.processors) == (2.0, 2)
@@ -25,7 +25,7 @@ def test_others_had_what_was_neither_idle_nor_stolen_nor_our_own() -> None:
     assert load.delayed == pytest.approx(0.25)
 
 
-def test_a_kernel_that_counts_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_counts_nothing_says_nothing(monkeypatch):
     """gVisor's processors are lines of zeros."""
     zeros = psutil.cpu_times()._replace(**dict.fromkeys(psutil.cpu_times()._fields, 0.0))
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [zeros] * 64)
@@ -34,7 +34,7 @@ def test_a_kernel_that_counts_nothing_says_nothing(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(monkeypatch):
     this, sibling = os.getpid(), subprocess.Popen(["sleep", "600"])
     try:
         own = {process.pid for process in processor._family()}
@@ -47,7 +47,7 @@ def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(monkey
 
 
 @pytest.mark.slow
-def test_a_child_that_works_is_our_own_and_one_that_ended_too() -> None:
+def test_a_child_that_works_is_our_own_and_one_that_ended_too():
     """A child's processor time, while it lives and once it has been waited for, counts as this process tree's."""
     before = read()
     child = subprocess.Popen(SPIN)
@@ -58,7 +58,7 @@ def test_a_child_that_works_is_our_own_and_one_that_ended_too() -> None:
     assert read().ours - before.ours > 0.2  # The kernel may round an ended child's time down by a few ticks.
 
 
-def test_what_other_processes_take_is_seen(busy_processors: list[int]) -> None:
+def test_what_other_processes_take_is_seen(busy_processors):
     def spun() -> float:
         return sum(processor._cpu_seconds(psutil.Process(pid)) for pid in busy_processors)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from runs import Profiler
 
 from profiler.errors import ConfigError
 from profiler.job.config import JobFile, load_config
@@ -37,7 +36,7 @@ budget: {seconds: 0.05, min_samples: 3}
 MIB = 2**20
 
 
-def test_memory_is_what_the_control_groups_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_what_the_control_groups_leave(tmp_path, monkeypatch):
     own = tmp_path / "sys/fs/cgroup/outer/inner"
     for folder, most in ((own.parent, str(300 * MIB)), (own, "max")):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +65,7 @@ def test_memory_is_what_the_control_groups_leave(tmp_path: Path, monkeypatch: py
         ("usd_per_hour=0", "^--machine: must be greater than 0, got '0'"),
     ],
 )
-def test_what_cannot_be_understood_is_an_error(workplace: Path, text: str, message: str) -> None:
+def test_what_cannot_be_understood_is_an_error(workplace, text, message):
     with pytest.raises(ConfigError, match=message):
         read_job(Run(machine=text), JobFile(workplace / "job.yaml"), "cpu")
 
@@ -83,7 +82,7 @@ def machines(run: Path) -> set[tuple[Any, ...]]:
     return set(rows.select("machine", "cloud", "instance", "usd_per_hour").rows())
 
 
-def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler, workplace: Path) -> None:
+def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler, workplace):
     def run(*arguments: str) -> Path:
         done = profiler(*arguments, cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -109,7 +108,7 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler
         assert row["items_per_usd"] * row["usd_per_million_items"] == pytest.approx(1e6)
 
 
-def test_threads_are_cores_for_all_that_is_started() -> None:
+def test_threads_are_cores_for_all_that_is_started():
     before = os.sched_getaffinity(0)
     with machine.on_cores(1):
         assert machine.usable_cores() == 1

@@ -54,7 +54,7 @@ def call(folder: Path, function: str, argument: str = "", origin: str | None = N
     return Call(f"held_things:{function}", argument, folder / f"{function}.log", path=(str(folder),), origin=origin)
 
 
-def test_calls_are_forked_from_what_was_made_once_and_share_nothing_else(folder: Path) -> None:
+def test_calls_are_forked_from_what_was_made_once_and_share_nothing_else(folder):
     with Holders() as holders:
         made = holders.start({"model": call(folder, "holds", "weights")}, 1)["model"]
         assert made.status == "ok", made.reason
@@ -68,7 +68,7 @@ def test_calls_are_forked_from_what_was_made_once_and_share_nothing_else(folder:
     assert run_one(call(folder, "uses", "last", origin="model")).value[0] == ["last"]
 
 
-def test_a_process_with_other_threads_forks_nothing_and_says_which(folder: Path) -> None:
+def test_a_process_with_other_threads_forks_nothing_and_says_which(folder):
     with Holders() as holders:
         made = holders.start({"busy": call(folder, "has_a_thread")}, 1)["busy"]
         assert (made.status, made.value) == ("ok", "made all the same")
@@ -76,7 +76,7 @@ def test_a_process_with_other_threads_forks_nothing_and_says_which(folder: Path)
         assert run_one(call(folder, "uses", "own", origin="busy")).value[0] == ["own"]
 
 
-def test_heap_and_mappings_are_moved_by_other_numbers_of_pages_in_each_process_of_one_origin(folder: Path) -> None:
+def test_heap_and_mappings_are_moved_by_other_numbers_of_pages_in_each_process_of_one_origin(folder):
     with Holders() as holders:
         holders.start({"model": call(folder, "holds", "weights")}, 1)
         found = [run_one(call(folder, "places", origin="model")).value for _ in range(4)]

@@ -230,7 +230,6 @@ def ends_the_forkserver(environment, report):
     time.sleep(600)
 '''
 
-Calls = Callable[..., Call]
 ENDS = ("SIGSEGV", "hang")
 
 
@@ -245,7 +244,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory, forkserver: None) -> Pat
 
 
 @pytest.fixture
-def call(functions: Path, tmp_path: Path) -> Calls:
+def call(functions: Path, tmp_path: Path) -> Callable[..., Call]:
     def make(function: str, argument: Any = None, **limits: Any) -> Call:
         log = tmp_path / f"{function}.log"
         return Call(f"child_functions:{function}", argument, log, path=(str(functions),), **limits)
@@ -288,8 +287,8 @@ def ends(pid: int, within: float = 600) -> bool:
 
 
 RAISED = r"ValueError: no luck at .*/child_functions.py:\d+ \(`raise ValueError\(message\)`\)"
-FORGED: list[Any] = [*(Entered("warm-up", at="soon"), Entered(3), Progress(None), Serves(3, None))]  # type: ignore[arg-type]
-FORGED += [Outcome("fine"), Outcome("ok", []), "", 7, {}]  # type: ignore[arg-type]
+FORGED: list[Any] = [*(Entered("warm-up", at="soon"), Entered(3), Progress(None), Serves(3, None))]
+FORGED += [Outcome("fine"), Outcome("ok", []), "", 7, {}]
 REFUSED = "sent an invalid message: .*"
 OUTCOMES: list[tuple[str, Any, str, str, str]] = [
     *[("forges", message, "crashed", REFUSED, "") for message in FORGED],
@@ -314,9 +313,7 @@ PRINTED = ["descriptor-1", "descriptor-2", "libc-stdout", "python-stderr", "pyth
 
 
 @pytest.mark.parametrize(("function", "argument", "status", "reason", "logged"), OUTCOMES)
-def test_what_happens_to_a_process_is_data(
-    call: Calls, capfd: pytest.CaptureFixture[str], function: str, argument: Any, status: str, reason: str, logged: str
-) -> None:
+def test_what_happens_to_a_process_is_data(call, capfd, function, argument, status, reason, logged):
     outcome = run_one(made := call(function, argument))
     log = made.log.read_text()
     assert outcome.status == status, outcome.reason
@@ -330,7 +327,7 @@ def test_what_happens_to_a_process_is_data(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_a_call_does_not_return_is_a_crash(call: Calls) -> None:
+def test_what_a_call_does_not_return_is_a_crash(call):
     outcome = run_one(call("returns", 3, returns=Path))
     assert (outcome.status, outcome.reason, outcome.value) == ("crashed", "returned int, not Path", None)
     assert explain(RuntimeError("cuda_call.cc:154 CUDA failure 2: out of memory ; GPU=0")).status == "oom"
@@ -343,18 +340,14 @@ def test_what_a_call_does_not_return_is_a_crash(call: Calls) -> None:
         ("build", {"timeout": 600, "build_timeout": 1}, "ended after 1 s in phase build"),
     ],
 )
-def test_a_hang_ends_at_its_limit_and_keeps_what_was_reported(
-    call: Calls, clock: Clock, phase: str, limits: dict[str, float], reason: str
-) -> None:
+def test_a_hang_ends_at_its_limit_and_keeps_what_was_reported(call, clock, phase, limits, reason):
     outcome = run_one(call("hangs_in", phase, **limits), clock.once_it_hangs(2.1))
     assert (outcome.status, outcome.phase, outcome.salvage) == ("timeout", phase, {"host": [1.0, 2.0]})
     assert (outcome.reason or "").startswith(reason)
     assert phase in outcome.seconds
 
 
-def test_progress_is_told_until_the_phase_ends_and_a_build_is_not_in_the_timeout(
-    call: Calls, clock: Clock, tmp_path: Path
-) -> None:
+def test_progress_is_told_until_the_phase_ends_and_a_build_is_not_in_the_timeout(call, clock, tmp_path):
     there, seen = tmp_path / "there", []
 
     def look(child: Child) -> None:
@@ -371,7 +364,7 @@ def test_progress_is_told_until_the_phase_ends_and_a_build_is_not_in_the_timeout
 
 
 @pytest.mark.parametrize("how", ["return", *ENDS])
-def test_nothing_stays_of_a_call(call: Calls, clock: Clock, how: str) -> None:
+def test_nothing_stays_of_a_call(call, clock, how):
     files, daemon = (
         run_one(call(name, how, timeout=2), clock.once_it_hangs(3)) for name in ("leaves_files", "becomes_a_daemon")
     )
@@ -381,7 +374,7 @@ def test_nothing_stays_of_a_call(call: Calls, clock: Clock, how: str) -> None:
     assert all(map(ends, daemon.salvage))
 
 
-def test_a_child_leads_a_session_and_has_all_imports(call: Calls) -> None:
+def test_a_child_leads_a_session_and_has_all_imports(call):
     outcomes = run_all([call("who", environment={"GIVEN_TO_THE_CHILD": "yes"}) for _ in range(3)], 3)
     assert len({outcome.value["pid"] for outcome in outcomes}) == 3
     for ids in (outcome.value for outcome in outcomes):
@@ -390,7 +383,7 @@ def test_a_child_leads_a_session_and_has_all_imports(call: Calls) -> None:
         assert all(ids["preloaded"].values()), ids["preloaded"]
 
 
-def test_as_many_run_side_by_side_as_there_are_slots(call: Calls, tmp_path: Path) -> None:
+def test_as_many_run_side_by_side_as_there_are_slots(call, tmp_path):
     files = [str(tmp_path / name) for name in "abcd"]
     ticks: list[int] = []
     pairs = [(files[0], files[1]), (files[1], files[0]), (files[2], files[3]), (files[3], files[2])]
@@ -406,12 +399,12 @@ def test_as_many_run_side_by_side_as_there_are_slots(call: Calls, tmp_path: Path
     ("numbers", "status", "value"),
     [([signal.SIGKILL], "ok", 1), ([signal.SIGSEGV], "ok", 1), ([signal.SIGTERM] * 2, "crashed", None)],
 )
-def test_what_crashes_runs_once_more(call: Calls, tmp_path: Path, numbers: Any, status: str, value: int | None) -> None:
+def test_what_crashes_runs_once_more(call, tmp_path, numbers, status, value):
     (outcome,) = run_all([call("gets_signals", (str(tmp_path / "starts"), [*map(int, numbers)]))], 1)
     assert (outcome.status, outcome.value) == (status, value), outcome
 
 
-def test_side_by_side_only_a_call_that_has_ended_loses_what_it_started(call: Calls, tmp_path: Path) -> None:
+def test_side_by_side_only_a_call_that_has_ended_loses_what_it_started(call, tmp_path):
     running = Child(call("becomes_a_daemon", "hang"))
     while not running._salvage:
         assert running.poll(1) is None
@@ -422,7 +415,7 @@ def test_side_by_side_only_a_call_that_has_ended_loses_what_it_started(call: Cal
     assert all(map(ends, running._salvage))
 
 
-def test_interrupt_leaves_no_child(call: Calls, tmp_path: Path) -> None:
+def test_interrupt_leaves_no_child(call, tmp_path):
     files = [tmp_path / "first.pid", tmp_path / "second.pid"]
 
     def interrupt(done: int) -> None:
@@ -471,7 +464,7 @@ atexit.register(lambda: end_below(PID) if os.getpid() == PID else None)
 """
 
 
-def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(functions: Path, tmp_path: Path) -> None:
+def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(functions, tmp_path):
     (functions / "without_libraries.py").write_text(LIKE_PRELOAD)
     path = os.pathsep.join([str(ROOT), str(functions), os.environ.get("PYTHONPATH", "")])
     # A file, since a pipe would be held open by whatever outlives the parent.
@@ -494,7 +487,7 @@ def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(f
     assert all(map(ends, pids))
 
 
-def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> None:
+def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path):
     torch = "import os, time; os.symlink(str(os.getpid()), 'pid'); time.sleep(600)"
     (tmp_path / "torch.py").write_text(torch)
     run = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import profiler.worker.preload'])"
@@ -508,7 +501,7 @@ def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> No
     assert ends(int((tmp_path / "pid").readlink().name))
 
 
-def test_a_killed_run_leaves_one_folder_which_the_next_one_sweeps(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_one_folder_which_the_next_one_sweeps(tmp_path):
     code = (
         "import os; from profiler.processes import forkserver\nwith forkserver.libraries(()): os.kill(os.getpid(), 9)"
     )
@@ -517,7 +510,7 @@ def test_a_killed_run_leaves_one_folder_which_the_next_one_sweeps(tmp_path: Path
     assert [path.name[:17] for path in tmp_path.iterdir()] == ["profiler-scratch-"]
 
 
-def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_processes_that_are_gone_are_swept(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     code = "import os; from profiler.processes.forkserver import own_folder\n"
@@ -547,9 +540,7 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
     [(10.0, range(1, 11), False), (2.0, range(1, 11), True), (60.0, range(1, 11), True), (2.0, (1, 10), False)],
     ids=["agrees", "slow", "fast", "this process was stopped"],
 )
-def test_a_clock_that_contradicts_this_processs_is_told(
-    monkeypatch: pytest.MonkeyPatch, own: float, looks: Any, contradicts: bool
-) -> None:
+def test_a_clock_that_contradicts_this_processs_is_told(monkeypatch, own, looks, contradicts):
     times = [0.0]
     monkeypatch.setattr(process.time, "monotonic", lambda: times[-1])
     child: Any = Child.__new__(Child)
@@ -561,7 +552,7 @@ def test_a_clock_that_contradicts_this_processs_is_told(
     assert (child._contradiction is not None) == contradicts
 
 
-def test_neither_a_users_warnings_nor_what_a_library_sets_change_the_forkserver(tmp_path: Path) -> None:
+def test_neither_a_users_warnings_nor_what_a_library_sets_change_the_forkserver(tmp_path):
     (tmp_path / "greedy.py").write_text("import torch; torch.set_num_threads(37)")
     code = """from profiler.processes.forkserver import libraries
 with libraries(["greedy"]) as facts: print(facts["torch_threads"])"""
@@ -572,7 +563,7 @@ with libraries(["greedy"]) as facts: print(facts["torch_threads"])"""
     assert int(done.stdout) != 37
 
 
-def test_what_one_look_for_processes_misses_the_next_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_look_for_processes_misses_the_next_finds(monkeypatch):
     sleeping = subprocess.Popen(["sleep", "600"], start_new_session=True)
     looks = iter([[], [psutil.Process(sleeping.pid)]])
     monkeypatch.setattr(process, "_children", lambda of, recursive=False: next(looks, []) if of == 1 else [])

@@ -23,7 +23,7 @@ def document(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "between"), [("000-cnn-benchmarks", ""), ("001-cloud-gpus", "|")])
-def test_every_time_of_a_network_is_printed_and_no_other(name: str, between: str) -> None:
+def test_every_time_of_a_network_is_printed_and_no_other(name, between):
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row in read(f"{name[4:]}.csv"):
         place = (row["network"], row["rank"], row["gpu"], row["library_version"] or "None")
@@ -34,7 +34,7 @@ def test_every_time_of_a_network_is_printed_and_no_other(name: str, between: str
     assert taken == [row for row in rows if "GDDR" not in row]
 
 
-def test_every_time_of_a_library_is_printed_and_no_other() -> None:
+def test_every_time_of_a_library_is_printed_and_no_other():
     printed = [
         (row[1].replace("_", "").strip(), cell.strip(" *_"))
         for row in filter(None, map(LINE.match, document("002-convnet-benchmarks")))
@@ -46,7 +46,7 @@ def test_every_time_of_a_library_is_printed_and_no_other() -> None:
     assert sorted(pair for pair in printed if pair[1]) == sorted(pair for pair in taken if pair[1])
 
 
-def test_the_figures_of_the_study_of_gpus_stand_in_its_text() -> None:
+def test_the_figures_of_the_study_of_gpus_stand_in_its_text():
     text = "\n".join(document("003-gpu-study"))
     shown = [row["milliseconds"] for row in read("gpu-study.csv")]
     errors = [row["top5_error_percent"] for row in read("networks.csv") if row["source"] == "gpu-study"]

@@ -19,7 +19,7 @@ def rows_of(suite: str) -> pl.DataFrame:
     return read_runs([str(path) for path in SUITES.glob(f"*/{suite}")]).results.collect()
 
 
-def test_own_figures_in_a_note_are_those_of_the_rows() -> None:
+def test_own_figures_in_a_note_are_those_of_the_rows():
     def per_image(suite: str, model: str) -> float:
         rows = own_times(rows_of(suite)).filter(machine="H200", model=model, variant="eager-benchmark")
         (row,) = rows.filter(pl.col("pass") == "training", precision="fp32").to_dicts()
@@ -43,7 +43,7 @@ def test_own_figures_in_a_note_are_those_of_the_rows() -> None:
     assert "{:.1f}, {:.1f} and {:.1f} times as fast on L2, L3 and L4".format(*factors) in told
 
 
-def test_every_line_of_the_table_of_coverage_is_on_its_page() -> None:
+def test_every_line_of_the_table_of_coverage_is_on_its_page():
     text = (SUITES.parents[1] / "suites.md").read_text().partition("| In the document |")[2].partition("\n\n")[0]
     lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.splitlines()[2:]]
     assert {re.sub(r".*suites/(.*)\.md\)", r"\1", page) for _, page, _ in lines} == {page.stem for page in PAGES}

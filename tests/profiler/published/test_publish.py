@@ -37,11 +37,10 @@ ENVIRONMENT = {
     "command": [f"{HOME}/profiler/__main__.py", SUITE, "--output", "/scratch/jdoe/runs", "--machine", "label=Tower"],
     "variables": {"OMP_NUM_THREADS": "4"}, "machine": {"label": "Tower"}, "sampling_seconds": 3.0,
 }  # fmt: skip
-Make = Callable[..., Path]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path) -> Callable[..., Path]:
     """Write a run of the suite on a CPU, with a warning in its first row and facts in place of its own."""
 
     def write(warning: Warning | None = None, suite: str = SUITE, **facts: Any) -> Path:
@@ -65,10 +64,10 @@ def make(tmp_path: Path) -> Make:
 def published(into: Path, *runs: Path) -> str:
     console = Console(file=io.StringIO(), width=200)
     assert submit(SubmitSuites(runs=list(map(str, runs)), into=into), console) == 0
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()
 
 
-def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make: Make, tmp_path: Path) -> None:
+def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_path):
     gone = Warning("no-layers", f"see {HOME}/x.log on {HOST}, says jdoe, {HOME}/runs/20261120T123125Z-tower-7-8c80/y")
     run, into = make(gone), tmp_path / "suites"
     assert f"Written: {into / 'tower' / SUITE}" in published(into, run)
@@ -93,7 +92,7 @@ def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make: Make, 
     assert f"[Tower](tower/{SUITE})" in (into / "README.md").read_text()
 
 
-def test_runs_of_one_machine_and_suite_become_one_folder(make: Make, tmp_path: Path) -> None:
+def test_runs_of_one_machine_and_suite_become_one_folder(make, tmp_path):
     into = tmp_path / "suites"
     command = [f"{HOME}/profiler/__main__.py", "suites", "run", SUITE, "--only", "model=vgg11"]
     first, second = make(), make(command=command)
@@ -125,7 +124,7 @@ def test_runs_of_one_machine_and_suite_become_one_folder(make: Make, tmp_path: P
         ("/x/profiler/__main__.py vgg16 --only model=vgg16 --device=cpu", "vgg16 --only model=vgg16 --device=cpu"),
     ],
 )
-def test_a_recorded_command_is_one_that_a_reader_can_type(make: Make, words: str, typed: str) -> None:
+def test_a_recorded_command_is_one_that_a_reader_can_type(make, words, typed):
     (run,) = clean([read_run(make(command=words.split()))])
     assert run.environment["command"] == ["python", "-m", "profiler", *typed.split()]
 
@@ -139,7 +138,7 @@ def test_a_recorded_command_is_one_that_a_reader_can_type(make: Make, words: str
         ({"cpu": "Another"}, "another machine is called 'Tower'"),
     ],
 )
-def test_a_run_that_would_mislead_is_refused(make: Make, tmp_path: Path, facts: dict[str, Any], message: str) -> None:
+def test_a_run_that_would_mislead_is_refused(make, tmp_path, facts, message):
     into = tmp_path / "suites"
     other = into / "tower" / "gpu-study"
     other.mkdir(parents=True)
@@ -157,7 +156,7 @@ def test_a_run_that_would_mislead_is_refused(make: Make, tmp_path: Path, facts: 
         (str(RESULTS / "h200-vit"), "its job names no published benchmark: run a suite, or add `published`"),
     ],
 )
-def test_what_cannot_be_compared_is_an_error(run: str, message: str) -> None:
+def test_what_cannot_be_compared_is_an_error(run, message):
     with pytest.raises(ConfigError, match=message):
         show(ShowSuites(runs=[run]), Console(file=io.StringIO()))
 
@@ -165,7 +164,7 @@ def test_what_cannot_be_compared_is_an_error(run: str, message: str) -> None:
 # What lies in docs/results.
 
 
-def test_the_pages_of_the_suites_are_what_their_data_give(tmp_path: Path) -> None:
+def test_the_pages_of_the_suites_are_what_their_data_give(tmp_path):
     into = Path(shutil.copytree(RESULTS / "suites", tmp_path / "suites"))
     for page in into.glob("*.*"):
         page.unlink()
@@ -186,14 +185,14 @@ def shown(text: str) -> str:
 
 
 @pytest.mark.parametrize("folder", ["h200", "h200-networks", "h200-vit", "zoo/h200", "zoo/cpu"])
-def test_the_page_of_a_run_is_what_its_data_give(folder: str) -> None:
+def test_the_page_of_a_run_is_what_its_data_give(folder):
     text = (RESULTS / folder / "README.md").read_text()
     mend = f"run: python benchmarks/publish.py docs/results/{folder} --into docs/results/{folder}"
     assert text == page_of_run([read_run(RESULTS / folder)]), mend
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(RESULTS)))
-def test_a_published_run_names_nothing_private(folder: Path) -> None:
+def test_a_published_run_names_nothing_private(folder):
     run = read_run(folder)
     (cleaned,) = clean([run])
     assert cleaned.results.equals(run.results)

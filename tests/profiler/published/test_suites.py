@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runs import Profiler
-
 from engines.options import Device
 from profiler.job.case import Case
 from profiler.job.config import load_config
@@ -31,13 +29,13 @@ def plain(name: str, pass_: str = "training") -> set[tuple[str, int]]:
     }
 
 
-def test_every_study_has_its_suites() -> None:
+def test_every_study_has_its_suites():
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(SUITES)
     assert {load_config(FOLDER / f"{name}.yaml").published for name in SUITES} == set(STUDIES)
     assert set(references.read("studies")["source"]) == set(STUDIES)
 
 
-def test_the_published_networks_and_layers_are_measured_at_the_published_batch_sizes() -> None:
+def test_the_published_networks_and_layers_are_measured_at_the_published_batch_sizes():
     for name in NETWORKS:
         assert plain(name) == set(references.networks(name).select("network", "batch_size").unique().rows())
         trained = [case.training for case in plan(name, "cuda") if case.pass_ == "training"]
@@ -66,7 +64,7 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
-def test_a_run_with_a_study_ends_with_its_tables(profiler: Profiler, tmp_path: Path) -> None:
+def test_a_run_with_a_study_ends_with_its_tables(profiler, tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stdout + done.stderr

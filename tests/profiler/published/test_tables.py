@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -45,7 +44,7 @@ def headings(study: str, *cases: dict[str, Any]) -> list[str]:
 # The references as frames.
 
 
-def test_missing_figures_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_figures_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(references, "FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="is missing"):
         references.network_names("gpu-study")
@@ -68,7 +67,7 @@ def test_missing_figures_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ({"model": "mine", "network": "resnet50"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, as mine"),
     ],
 )
-def test_a_library_is_called_by_all_that_tells_it_from_another(more: dict[str, Any], called: str) -> None:
+def test_a_library_is_called_by_all_that_tells_it_from_another(more, called):
     assert own_times(frame(case(**{"model": "resnet50", **more})))["library"].to_list() == [called]
 
 
@@ -83,9 +82,7 @@ def test_a_library_is_called_by_all_that_tells_it_from_another(more: dict[str, A
         ("cloud-gpus", "alexnet", "training", False, ", without the image's gradient"),
     ],
 )
-def test_a_row_says_where_it_computed_the_images_gradient_otherwise_than_the_study(
-    study: str, model: str, pass_: str, computed: bool | None, says: str
-) -> None:
+def test_a_row_says_where_it_computed_the_images_gradient_otherwise_than_the_study(study, model, pass_, computed, says):
     own = study_times(study, frame(case(model, **{"pass": pass_, "input_gradient": computed}))).filter("ours")
     assert own["library"].to_list() == [f"PyTorch 2.11 eager fp32, cuDNN 9.19{says}"]
 
@@ -111,12 +108,12 @@ def test_a_row_says_where_it_computed_the_images_gradient_otherwise_than_the_stu
         ([case("vgg16", batch_size=1)], [("vgg16", 3.0, None)]),
     ],
 )  # fmt: skip
-def test_own_rows_of_a_study(rows: list[dict[str, Any]], expected: list[tuple[Any, ...]]) -> None:
+def test_own_rows_of_a_study(rows, expected):
     own = study_times("cnn-benchmarks", frame(*rows)).filter("ours")
     assert own.select("network", "total_ms", pl.coalesce("note", "why")).rows() == expected
 
 
-def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
+def test_another_batch_size_is_ranked_by_the_time_per_image():
     found = lines("cnn-benchmarks", "cnn-benchmarks", case("vgg16", ms=20.0, batch_size=2))
     vgg16 = found[found.index(["VGG-16"]) :]
     assert vgg16[1][-2:] == ["Batch", "Per image (ms)"]
@@ -130,7 +127,7 @@ def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
 # Layers, frameworks, minibatches.
 
 
-def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:
+def test_the_study_of_minibatches_gives_the_devices_time_per_sample():
     def swept(batch: int, ms: float | None, **more: Any) -> dict[str, Any]:
         return case("vgg16", ms=ms, batch_size=batch, **more)
 
@@ -152,7 +149,7 @@ def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:
 # The matrix of ratios.
 
 
-def test_the_matrix_compares_with_each_published_machine_and_our_counterpart() -> None:
+def test_the_matrix_compares_with_each_published_machine_and_our_counterpart():
     ends = {"latency_low_ms": 6.9, "latency_high_ms": 7.0}
     rows = [
         case("alexnet", "eager-benchmark", ms=6.945, **ends), case("vgg16", "eager-benchmark", ms=12.814),
@@ -172,10 +169,10 @@ def test_the_matrix_compares_with_each_published_machine_and_our_counterpart() -
 # The page and the terminal.
 
 
-def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> None:
+def test_the_page_has_every_table_and_the_sources_statements(tmp_path):
     console, rows = Console(file=io.StringIO(), width=80), frame(case("vgg16", ms=8495.5))
     assert present(console, "cnn-benchmarks", rows, [ENVIRONMENT], tmp_path)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    printed = console.file.getvalue()
     assert max(map(len, printed.splitlines())) <= 80
     assert "AlexNet" not in printed, "of which nothing is ours"
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
@@ -192,8 +189,8 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("study", STUDIES)
 @pytest.mark.parametrize("rows", [[], [case("alexnet", **{"pass": "other"})]])
-def test_without_a_row_of_its_own_nothing_is_said(study: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_without_a_row_of_its_own_nothing_is_said(study, rows, tmp_path):
     console = Console(file=io.StringIO())
     assert present(console, study, frame(*rows), [ENVIRONMENT], tmp_path) is False
-    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+    assert console.file.getvalue() == ""
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 from matrix_product import write_product
-from runs import Profiler
 
 from profiler.job.config import load_config
 from profiler.run import model_job
@@ -22,7 +21,7 @@ def model(tmp_path: Path) -> Path:
     return write_product(tmp_path / "tiny.onnx", np.ones((32, 8), np.float32) / 32)
 
 
-def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_to_the_end(model, profiler, monkeypatch):
     folder = model.parent
     monkeypatch.setattr(model_job, "_BUDGET", {"seconds": 0.05, "repeats": 0.0})
     variables = {"PROFILER_CACHE": str(folder / "cache"), "AS_IF_QUIET": "yes"}
@@ -48,7 +47,7 @@ def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest
     assert [entry.label for entry in again.engines] == ["ort", "openvino"]
 
 
-def test_a_model_that_cannot_be_had_is_a_sentence_and_leaves_nothing(tmp_path: Path, profiler: Profiler) -> None:
+def test_a_model_that_cannot_be_had_is_a_sentence_and_leaves_nothing(tmp_path, profiler):
     (tmp_path / "net.py").write_text("def make():\n    return 7\n")
     for word, why in (("net:made", "net has no 'made'; did you mean 'make'?"), ("net:make", "not a torch.nn.Module")):
         done = profiler(word, "--input", "3", "--device", "cpu", cwd=tmp_path)

@@ -227,9 +227,7 @@ COMPILED = {"engine": "compiled", "options": '{"mode": "default", "channels_last
         ),
     ],
 )
-def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
-    export: Export, workplace: Path, variants: dict[str, dict[str, str]], files: set[str], tmp_path: Path
-) -> None:
+def test_the_example_gives_the_models_outputs_with_its_runtime_alone(export, workplace, variants, files, tmp_path):
     artifacts = [export("good", variant, **changes) for variant, changes in variants.items()]
     x = seeded(BATCH, 3, 16, 16)
     for artifact in artifacts:
@@ -260,7 +258,7 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
         assert len((artifact / "run.py").read_text().splitlines()) < 120
 
 
-def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export: Export, tmp_path: Path) -> None:
+def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export, tmp_path):
     artifact = export("good", "ort")
     python = tmp_path / "venv" / "bin" / "python"
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
@@ -275,7 +273,7 @@ def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export: Export
     np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
 
 
-def test_a_users_onnx_file_comes_with_its_data(export: Export, workplace: Path, tmp_path: Path) -> None:
+def test_a_users_onnx_file_comes_with_its_data(export, workplace, tmp_path):
     artifact = export("theirs", "ort")
     assert (artifact / "weights.bin").read_bytes() == (workplace / "parts" / "weights.bin").read_bytes()
     assert config_of(artifact)["settings"]["dimensions"] == {"n": BATCH}
@@ -291,14 +289,14 @@ def test_a_users_onnx_file_comes_with_its_data(export: Export, workplace: Path, 
         run_example(artifact, tmp_path)
 
 
-def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export: Export, workplace: Path) -> None:
+def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export, workplace):
     words = r"exit code 1: (?s:.*)--export out: nothing was written: model 'branching': torch.export failed"
     with pytest.raises(RuntimeError, match=words):
         export("branching", "eager")
     assert [path.name for path in (workplace / "branching-eager").iterdir()] == ["alone"]
 
 
-def test_a_run_without_a_job_cannot_be_exported(results: Path, profiler: Profiler, tmp_path: Path) -> None:
+def test_a_run_without_a_job_cannot_be_exported(results, profiler, tmp_path):
     (tmp_path / "published").mkdir()
     rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
     rows.write_parquet(tmp_path / "published" / "results.parquet")
@@ -307,7 +305,7 @@ def test_a_run_without_a_job_cannot_be_exported(results: Path, profiler: Profile
     assert "--export: published has no bench.yaml, which says where good comes from" in done.stderr
 
 
-def test_a_folder_that_holds_something_is_left_as_it_is(results: Path, profiler: Profiler, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_left_as_it_is(results, profiler, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     done = profiler("recommend", str(results), "--model", "good", "--export", "full", cwd=tmp_path)
@@ -322,9 +320,7 @@ def test_a_folder_that_holds_something_is_left_as_it_is(results: Path, profiler:
 
 
 @pytest.mark.skipif(not RTX, reason="TensorRT for RTX is not installed")
-def test_an_engine_is_built_for_the_gpu_that_was_measured(
-    results: Path, profiler: Profiler, workplace: Path, tmp_path: Path
-) -> None:
+def test_an_engine_is_built_for_the_gpu_that_was_measured(results, profiler, workplace, tmp_path):
     rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
     changes = {"engine": "trt-rtx", "variant": "trt-rtx", "device": "cuda", "clock": "event", "gpu": "RTX 4090",
                "options": '{"cuda_graph": true}', "precision": "fp16", "machine": "RTX 4090"}  # fmt: skip
@@ -372,9 +368,7 @@ def gpu_results(profiler: Profiler, workplace: Path) -> Path:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 @pytest.mark.parametrize("variant", ["eager", "eager-tuned", "compiled", "ort", "ort-tuned"])
-def test_the_example_runs_on_the_gpu(
-    profiler: Profiler, gpu_results: Path, workplace: Path, tmp_path: Path, variant: str, precision: str
-) -> None:
+def test_the_example_runs_on_the_gpu(profiler, gpu_results, workplace, tmp_path, variant, precision):
     alone = tmp_path / "alone"
     shutil.copytree(gpu_results, alone)
     rows = pl.read_parquet(gpu_results / "results.parquet").filter(variant=variant, precision=precision)
@@ -396,7 +390,7 @@ def test_the_example_runs_on_the_gpu(
 
 def case(engine: str, device: str = "cuda", precision: str = "fp16", **options: Any) -> Case:
     source = ModelSource("net", factory="tiny:good", input_shape=(3, 16, 16))
-    return Case("net", engine, engine, "inference", precision, BATCH, device, 0, source, options)  # type: ignore[arg-type]
+    return Case("net", engine, engine, "inference", precision, BATCH, device, 0, source, options)
 
 
 VERSIONS = {
@@ -417,9 +411,7 @@ VERSIONS |= {"tensorrt_version": "11.4.0.106"}
         ("trt", "cuda", ["tensorrt==11.4.0.106", "cuda-python", "numpy"]),
     ],
 )
-def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(
-    engine: str, device: str, lines: list[str], tmp_path: Path
-) -> None:
+def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(engine, device, lines, tmp_path):
     measured = handmade.row(engine, warnings=["drift: x"], machine="a Xeon", setting="", device="cpu")
     measured |= {"latency_low_ms": 0.9, "latency_high_ms": 1.2, **VERSIONS}
     winner = recommend(handmade.frame([measured]), Request("net")).best
@@ -438,7 +430,7 @@ def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(
 
 
 @pytest.mark.parametrize("warned", [False, True])
-def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path: Path, warned: bool) -> None:
+def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path, warned):
     row: dict[str, Any] = {
         "engine": "ort",
         "device": "cuda",
@@ -450,7 +442,7 @@ def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path: Path, w
     row["footnotes"] = ["no-cuda-graph"] if warned else []
     (tmp_path / "bench.yaml").write_text("models: [resnet18]\nengines: [ort-tuned]\n")
     run = SimpleNamespace(address=str(tmp_path))
-    case, _ = _case(row, run, False)  # type: ignore[arg-type]
+    case, _ = _case(row, run, False)
     assert case.options["cuda_graph"] is not warned
     with pytest.raises(ConfigError, match="--export: foreign cannot be exported"):
-        _case(row | {"engine": "foreign"}, run, False)  # type: ignore[arg-type]
+        _case(row | {"engine": "foreign"}, run, False)

@@ -108,7 +108,7 @@ def is_worse(r: Row, best: Row, objective: str) -> bool:
     return middle - other - math.hypot(middle - low, high - other) > math.log(1.01)
 
 
-def test_the_winner_is_the_optimum_and_every_loser_has_its_reason() -> None:
+def test_the_winner_is_the_optimum_and_every_loser_has_its_reason():
     won = tied = unmet = 0
     for seed in range(150):
         rng = np.random.default_rng(seed)
@@ -168,7 +168,7 @@ def check_reasons(loser: Loser, rows: list[Row], limits: list[Limit], seed: int)
 @pytest.mark.parametrize(
     ("objective", "batch"), [("latency", 1), ("throughput", 16), ("memory", 1), ("energy", 16), ("cost", 16)]
 )
-def test_each_objective_has_its_own_best(objective: str, batch: int) -> None:
+def test_each_objective_has_its_own_best(objective, batch):
     rows = [
         row("ort", ms=1.0, peak_memory_mib=500.0, energy_mj_per_item=40.0, usd_per_hour=2.0),
         row("ort", ms=3.0, batch_size=16, peak_memory_mib=1000.0, energy_mj_per_item=10.0, usd_per_hour=2.0),
@@ -179,7 +179,7 @@ def test_each_objective_has_its_own_best(objective: str, batch: int) -> None:
     assert (len(answer.losers) == 1) == (objective == "latency"), "of single calls the smallest batch that will do"
 
 
-def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_differ() -> None:
+def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_differ():
     runs = [row("ort", ms=ms, run_id=f"run{n}", torch_version="2.11") for n, ms in enumerate((1.0, 1.2, 1.1))]
     bases = [row("eager", "fp32", 4.0, run_id=r["run_id"], torch_version="2.11", is_base=True) for r in runs]
     answer = ask(*runs, *bases)
@@ -190,7 +190,7 @@ def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_diff
     assert apart.winner and {apart.winner["name"], *codes(apart)} == {"ort fp16 (run run0)", "ort fp16 (run run2)"}
 
 
-def test_training_is_judged_by_its_gradients_and_by_what_it_does() -> None:
+def test_training_is_judged_by_its_gradients_and_by_what_it_does():
     rows = [
         row("eager", ms=2.0, rel_l2_error=None, gradient_error=1e-3, **TRAINING),
         row("eager", "bf16", ms=1.0, rel_l2_error=None, gradient_error=3e-2, **TRAINING),
@@ -220,7 +220,7 @@ def full() -> list[Row]:
     ]
 
 
-def test_the_whole_answer() -> None:
+def test_the_whole_answer():
     text = shown(ask(*full()), width=160)
     assert [" ".join(line.split()) for line in text.splitlines() if line.strip(" ─")] == [
         "net on H200: lowest latency with error ≤ 1.0e-2",
@@ -239,7 +239,7 @@ def test_the_whole_answer() -> None:
     ]
 
 
-def test_where_nothing_meets_the_limits_it_says_what_comes_nearest() -> None:
+def test_where_nothing_meets_the_limits_it_says_what_comes_nearest():
     answer = ask(*full(), **LIMITED)
     assert answer.winner is None and answer.nearest and answer.nearest["name"] == "compiled fp16"
     assert headline(answer).startswith("Nothing meets the limits; the nearest is compiled fp16: latency 0.925 ms (")
@@ -259,7 +259,7 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{}, {"objective": "throughput"}, LIMITED])
-def test_nothing_is_cut_and_all_is_data(wanted: dict[str, Any]) -> None:
+def test_nothing_is_cut_and_all_is_data(wanted):
     answer = ask(*full(), row("a|b [red]<i>", ms=2.0), **wanted)
     for width in (120, 60):
         text = shown(answer, width, **wanted)
@@ -328,12 +328,12 @@ def data(folder: Path, capsys: pytest.CaptureFixture[str]) -> Data:
         ({"pass_": "training", "setting": "optimizer=lion"}, "--setting: unknown 'optimizer=lion'; did you mean"),
     ],
 )  # fmt: skip
-def test_an_order_that_cannot_be_used_says_how_to_mend_it(folder: Path, options: dict[str, Any], words: str) -> None:
+def test_an_order_that_cannot_be_used_says_how_to_mend_it(folder, options, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         order(folder, **options)
 
 
-def test_limits_are_read_as_they_are_written_and_given_back_so() -> None:
+def test_limits_are_read_as_they_are_written_and_given_back_so():
     options = Options(
         runs=("run",), max_latency_ms=["5", "p99=8", "p90=6"], min_throughput=["100"], max_memory_mib=["1e3"],
         max_error=["0.01"],
@@ -349,7 +349,7 @@ def test_limits_are_read_as_they_are_written_and_given_back_so() -> None:
     )
 
 
-def test_a_percentiles_limit_is_held_against_it() -> None:
+def test_a_percentiles_limit_is_held_against_it():
     rows = [row("ort", samples=700, latency_p99_ms=1.5), row("eager", ms=4.0, samples=700, latency_p99_ms=6.0)]
     answer = ask(*rows, limits=(Limit("latency_p99_ms", 2.0),))
     assert answer.winner and codes(answer) == {"eager fp16": [("over", "latency_p99_ms")]}
@@ -364,7 +364,7 @@ def test_a_percentiles_limit_is_held_against_it() -> None:
     assert told["eager fp16"].startswith("latency 9.00 ms ("), "a median beyond the limit needs no percentile"
 
 
-def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
+def test_exit_codes_and_the_next_commands(folder, data):
     code, text = order(folder, model="net")
     assert code == 0
     assert text.endswith(f"\nExport: python -m profiler recommend {folder} --model net --export deploy/\n")
@@ -389,7 +389,7 @@ def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
     assert "A tie of 3" in told and "--replicates" not in told, "six were measured, and four ran beside other work"
 
 
-def test_several_models_and_settings_have_short_answers(folder: Path, data: Data) -> None:
+def test_several_models_and_settings_have_short_answers(folder, data):
     code, text = order(folder)
     assert code == 0
     assert text.startswith("\nnet, lowest latency: Deploy ort fp16, batch 1: 1.00 ms a call")
@@ -407,7 +407,7 @@ def test_several_models_and_settings_have_short_answers(folder: Path, data: Data
     assert "Runner-up" not in text and all(f"net, width {size}" in text for size in (8, 16, 32))
 
 
-def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table() -> None:
+def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table():
     results = load(GOLDEN)[0].filter(model="resnet50").collect()
     inference = results.filter(pl.col("pass") == "inference")
 
@@ -429,7 +429,7 @@ def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table() -> None:
     assert said(results.with_columns(status=pl.lit("failed"))) == ""
 
 
-def test_training_has_no_usual_limit_and_a_run_may_have_no_machine() -> None:
+def test_training_has_no_usual_limit_and_a_run_may_have_no_machine():
     choice = ask(row("eager", **TRAINING, machine=None), pass_="training")
     assert choice.winner and not choice.limits
     assert shown(choice, pass_="training").startswith("net training: lowest latency\n")

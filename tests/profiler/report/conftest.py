@@ -16,7 +16,6 @@ from profiler.results.columns import LAYERS, RESULTS
 from profiler.results.reading import read_runs
 
 H200 = Path(__file__).resolve().parents[2] / "golden" / "h200"
-Gather = Callable[..., Data]
 Save = Callable[..., Path]
 
 
@@ -38,7 +37,7 @@ def save(tmp_path: Path) -> Save:
 
 
 @pytest.fixture
-def gathered(save: Save) -> Gather:
+def gathered(save: Save) -> Callable[..., Data]:
     def read(*rows: dict[str, Any], **more: Any) -> Data:
         return gather(read_runs([save(*rows, **more)]))
 

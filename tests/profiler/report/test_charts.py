@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -15,14 +14,12 @@ from report_rows import row
 
 from profiler.report import page
 from profiler.report.chart_specs import MEMORY, Domains, charts, config
-from profiler.report.data import Data
 from profiler.report.page import Report, compose
 
-Gather = Callable[..., Data]
 DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib"])
 
 
-def test_specifications_are_vega_lites() -> None:
+def test_specifications_are_vega_lites():
     made = {chart.name: chart.draw() for chart in charts(DOMAINS)}
     assert list(made) == ["speedups", "latency", "throughput", "memory", "roofline", "layers"]
     for name, spec in made.items():
@@ -56,7 +53,7 @@ def groups(scene: Any, kind: str) -> list[dict[str, Any]]:
     return [group for group in walk(scene, "marktype", kind) if group.get("role") == "mark"]
 
 
-def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
+def test_every_row_is_drawn_and_nothing_else(h200_report):
     for name in ("speedups", "latency", "throughput"):
         scene, rows = drawing(h200_report, name, model="resnet50", **{"pass": "inference"})
         assert [len(groups(scene, "symbol")[-1]["items"])] == [len(rows)] != [0], name
@@ -65,7 +62,7 @@ def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
     assert len(groups(scene, "rect")[-1]["items"]) == parts > len(rows)
 
 
-def test_every_factor_has_a_bar_from_end_to_end_whatever_its_warnings(gathered: Gather) -> None:
+def test_every_factor_has_a_bar_from_end_to_end_whatever_its_warnings(gathered):
     busy = {"warnings": ["disturbed: a", "inconsistent: b"]}
     rows = [row("eager", 10.0, spread=0.05), row("ort", 2.0, spread=0.3, **busy), row("compiled", None, **busy)]
     report = compose(gathered(*rows))
@@ -81,7 +78,7 @@ def test_every_factor_has_a_bar_from_end_to_end_whatever_its_warnings(gathered: 
     assert {line["variant"]: line["factor"] for line in lines} == {"eager": 1.0, "ort": None}, "as wide it is no figure"
 
 
-def test_error_bars_of_one_batch_size_stand_side_by_side(h200_report: Report) -> None:
+def test_error_bars_of_one_batch_size_stand_side_by_side(h200_report):
     scene, rows = drawing(h200_report, "latency", model="resnet50", **{"pass": "inference"})
     places = [round(item["x"], 1) for group in groups(scene, "rule") for item in group["items"]]
     assert len(set(places)) == len(places) == len(rows)
@@ -90,7 +87,7 @@ def test_error_bars_of_one_batch_size_stand_side_by_side(h200_report: Report) ->
     assert len(left) == len(right) and max(left) - min(left) < (min(right) - max(left)) / 4
 
 
-def test_settings_have_a_filter_in_the_order_of_their_numbers(gathered: Gather) -> None:
+def test_settings_have_a_filter_in_the_order_of_their_numbers(gathered):
     cases = [row("eager", 9.0, model="fixed"), row("ort", 3.0, model="fixed")]
     for width, length in product((8, 16), (128, 16, 64)):
         shape = f"length={length}/width={width}"
@@ -102,7 +99,7 @@ def test_settings_have_a_filter_in_the_order_of_their_numbers(gathered: Gather) 
     assert "latency" not in {chart.name for chart in report.charts}, "one batch size is no curve"
 
 
-def test_roofs_bound_what_is_drawn_below_them(gathered: Gather) -> None:
+def test_roofs_bound_what_is_drawn_below_them(gathered):
     figures = {"flops_per_item": 2e9, "moved_mib": 100.0, "tflops": 1.0, "fraction_of_peak": 0.5, "floor_ms": 1.0}
     report = compose(gathered(row("eager", 2.0, **figures), roofs={"fp32_tflops": 2.0, "copy_gb_s": 100.0}))
     (line,) = report.rows["lines"]

@@ -6,24 +6,19 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from report_rows import row
-from runs import Profiler
 
 from profiler.errors import ConfigError
 from profiler.options import Report as Options
 from profiler.report import page as report_page
 from profiler.report.command import write
-from profiler.report.data import Data, gather
+from profiler.report.data import gather
 from profiler.report.page import Report, compose, headline
 from profiler.results.reading import read_runs
-
-Gather = Callable[..., Data]
-Save = Callable[..., Path]
 
 
 class Reader(HTMLParser):
@@ -66,7 +61,7 @@ def shown(report: Report, name: str) -> list[dict[str, str]]:
 # The answer.
 
 
-def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered: Gather) -> None:
+def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered):
     """The choice, what ties with it, the runner-up, the base and all of their footnotes."""
     rows = [
         row("eager", 10.0, warnings=["drift: a"], peak_memory_mib=100.0, load_s=0.1),
@@ -89,7 +84,7 @@ def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered: Gather)
     assert [one["Warning"] for one in shown(report, "warnings")] == ["drift", "disturbed", "unsteady"]
 
 
-def test_where_nothing_may_be_chosen_the_answer_says_why(gathered: Gather) -> None:
+def test_where_nothing_may_be_chosen_the_answer_says_why(gathered):
     report = compose(gathered(row("ort", 1.0, precision="int8", calibrated=False, rel_l2_error=0.2)))
     (answer,) = shown(report, "answer")
     assert answer["Deploy"] == "nothing"
@@ -110,7 +105,7 @@ def test_where_nothing_may_be_chosen_the_answer_says_why(gathered: Gather) -> No
         ({"a": "neither"}, "Deploy eager fp32 or ort fp32: the base itself"),
     ],
 )
-def test_headline_counts_the_choices_of_inference(gathered: Gather, fastest: dict[str, str], said: str) -> None:
+def test_headline_counts_the_choices_of_inference(gathered, fastest, said):
     rows = [
         row(variant, 1.0 if variant == best else 2.0, model=model)
         for model, best in fastest.items()
@@ -122,7 +117,7 @@ def test_headline_counts_the_choices_of_inference(gathered: Gather, fastest: dic
 # Runs and groups.
 
 
-def test_runs_stand_apart_by_machine_or_by_name(save: Save) -> None:
+def test_runs_stand_apart_by_machine_or_by_name(save):
     before, after = (save(row("eager", ms, run_id=name), name=name) for name, ms in (("before", 2.0), ("after", 1.0)))
     data = gather(read_runs([before, after]))
     assert data.cells.select("run", "latency_ms").rows() == [("before", 2.0), ("after", 1.0)]
@@ -133,7 +128,7 @@ def test_runs_stand_apart_by_machine_or_by_name(save: Save) -> None:
     assert selects == ["run"]
 
 
-def test_only_chooses_cells_and_keeps_their_factors(save: Save) -> None:
+def test_only_chooses_cells_and_keeps_their_factors(save):
     folder = save(row("eager", 10.0), row("ort", 5.0), row("ort", 4.0, precision="fp16"))
     text = write(Options(runs=[str(folder)], only=["engine=ort,precision=fp32"])).read_text()
     assert "<h1>Deploy ort fp32: 2.0× eager fp32</h1>" in text
@@ -150,7 +145,7 @@ def test_only_chooses_cells_and_keeps_their_factors(save: Save) -> None:
 # The page loads nothing, and believes no name.
 
 
-def test_page_loads_nothing_and_lets_its_own_scripts_run_alone(h200: str, hostile: str) -> None:
+def test_page_loads_nothing_and_lets_its_own_scripts_run_alone(h200, hostile):
     for text in (h200, hostile):
         page = Reader(text)
         for tag, told in page.elements:
@@ -169,7 +164,7 @@ def test_page_loads_nothing_and_lets_its_own_scripts_run_alone(h200: str, hostil
         assert len(text.encode()) < 5e6, "it goes by mail"
 
 
-def test_hostile_names_are_text(hostile: str) -> None:
+def test_hostile_names_are_text(hostile):
     page = Reader(hostile)
     names = {cells[0] for cells in page.tables["answer"] if cells}
     assert "<script>window.hacked=1</script>" in names
@@ -181,7 +176,7 @@ def test_hostile_names_are_text(hostile: str) -> None:
     assert "<" not in page.scripts[0]
 
 
-def test_bundle_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_is_made_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path))
     monkeypatch.setattr("vl_convert.javascript_bundle", lambda code: f"'</script></SCRIPT>'; {code}")
     first = report_page.vega_bundle()
@@ -197,7 +192,7 @@ def test_bundle_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # The command.
 
 
-def test_command_writes_beside_the_run_or_where_it_is_told(profiler: Profiler, save: Save, tmp_path: Path) -> None:
+def test_command_writes_beside_the_run_or_where_it_is_told(profiler, save, tmp_path):
     folder = save(row("eager", 2.0), row("ort", 1.0))
     done = profiler("report", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "run/report.html\n", "")

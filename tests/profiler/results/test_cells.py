@@ -56,7 +56,7 @@ def test_a_cell_has_every_figure_of_its_processes_and_a_factor_over_its_base():
 
 
 @pytest.mark.parametrize(("device", "least"), [(None, 5.0), (4.0, 5.0), (9.0, 8.82), (10.5, 9.8)])
-def test_no_call_is_faster_than_its_device(device: float | None, least: float) -> None:
+def test_no_call_is_faster_than_its_device(device, least):
     clocks = {"gpu_ms": device, "gpu_low_ms": device, "gpu_high_ms": device}
     found = cells(frame(row(ms=10.0, latency_low_ms=5.0, latency_high_ms=20.0, **clocks)))
     assert found["latency_low_ms"].item() == pytest.approx(least, rel=1e-3)
@@ -64,21 +64,19 @@ def test_no_call_is_faster_than_its_device(device: float | None, least: float) -
 
 
 @pytest.mark.parametrize(("fast", "slow", "high"), [(1, 1, 2.07), (5, 3, 2.0), (6, 1, 1.51), (8, 1, 1.2)])
-def test_a_cell_holds_its_processes_figures_from_six_on_without_the_outermost(
-    fast: int, slow: int, high: float
-) -> None:
+def test_a_cell_holds_its_processes_figures_from_six_on_without_the_outermost(fast, slow, high):
     cell = only(cells(frame(*bases(*[1.0] * fast, *[2.0] * slow, variant="ort", latency_spread=0.001))), variant="ort")
     assert cell["latency_high_ms"] == pytest.approx(high, rel=0.03)
 
 
-def test_a_price_is_of_the_rate_beside_it() -> None:
+def test_a_price_is_of_the_rate_beside_it():
     found = cells(
         frame(*(row(replicate=n, usd_per_hour=3.6, throughput=rate) for n, rate in enumerate((100.0, 400.0))))
     )
     assert found.select("throughput", "usd_per_million_items", "items_per_usd").rows() == [(250.0, 4.0, 250_000.0)]
 
 
-def test_a_process_beside_other_work_counts_only_where_none_was_quiet() -> None:
+def test_a_process_beside_other_work_counts_only_where_none_was_quiet():
     slow = [row(ms=ms, replicate=n, warnings=["disturbed: by others"]) for n, ms in enumerate((300.0, 310.0), 1)]
     for rows, expected in (((row(ms=10.0), *slow), (10.0, 1, [])), (slow, (305.0, 2, ["disturbed"]))):
         assert cells(frame(*rows)).select("latency_ms", "processes", "footnotes").row(0) == expected
@@ -97,7 +95,7 @@ ONE_OF_THREE = [row("ort", ms=5.0, replicate=n, latency_high_ms=10.0 if n == 2 e
         (ONE_OF_THREE, 5.0 * 2 ** (1 / 3)),
     ],
 )
-def test_a_cell_keeps_the_doubts_of_its_rows(rows: list[dict[str, Any]], high: float):
+def test_a_cell_keeps_the_doubts_of_its_rows(rows, high):
     found = only(cells(frame(*rows)), variant="ort")
     assert found["latency_high_ms"] == pytest.approx(high, rel=0.02)
     assert float(spread_reach(0.0365, 6.0)) == pytest.approx(0.0893, abs=1e-3)
@@ -190,9 +188,7 @@ P99 = [row(ms=10.0), row("ort", ms=2.0), row("compiled", ms=3.0, latency_p99_ms=
         (P99, [Limit("latency_ms", 1.0)], False, None, [], {"eager": "over", "ort": "over", "compiled": "over"}),
     ],
 )  # fmt: skip
-def test_a_choice(
-    rows: Any, limits: list[Limit], uncalibrated: bool, winner: str | None, tied: list[str], losers: dict[str, str]
-):
+def test_a_choice(rows, limits, uncalibrated, winner, tied, losers):
     found = choose(cells(frame(*rows)), limits=limits, allow_uncalibrated=uncalibrated)
     assert (found.winner and found.winner["variant"]) == winner
     assert sorted(cell["variant"] for cell in found.tied) == tied
@@ -201,7 +197,7 @@ def test_a_choice(
 
 
 @pytest.mark.parametrize("name", [name for name, column in FIGURES.items() if column.better])
-def test_a_limit_of_any_figure_works_where_it_is_met_missed_and_unknown(name: str):
+def test_a_limit_of_any_figure_works_where_it_is_met_missed_and_unknown(name):
     more, bounded = name in HIGHER, "error_high" if name == "error" else name
     cell = {**only(cells(frame(row("ort"))), variant="ort"), name: 10.0, bounded: 10.0}
     cell |= dict.fromkeys(ends_of(name) if name in RANGED else (), 10.0)
@@ -230,9 +226,7 @@ SET_UP = {"export_s": 2.0, "build_s": 40.0, "load_s": 1.0, "first_run_s": 0.5}
         ("compiled", {"build_s": 40.0, "load_s": 1.0, "first_run_s": 0.5}, 41.5, 0.0, 41.5),
     ],
 )
-def test_set_up_is_everything_until_the_second_call_some_of_it_once(
-    engine: str, seconds: dict[str, float], together: float | None, once: float | None, start: float | None
-):
+def test_set_up_is_everything_until_the_second_call_some_of_it_once(engine, seconds, together, once, start):
     found = only(cells(frame(row(engine, **seconds))), variant=engine)
     assert [found[name] for name in ("set_up_s", "once_s", "start_s")] == [together, once, start]
 
@@ -255,9 +249,7 @@ def tried(batch: int, mib: float | None, **other: Any) -> dict[str, Any]:
          "out of memory"),
     ],
 )  # fmt: skip
-def test_the_largest_batch_that_fits_and_why_no_more_does(
-    rows: list[dict[str, Any]], ends: tuple[int | None, int | None], why: str | None
-) -> None:
+def test_the_largest_batch_that_fits_and_why_no_more_does(rows, ends, why):
     others = [tried(3, 1.0, setting="x=y"), tried(3, 1.0, run_id="other")]
     found, *rest = largest(pl.DataFrame([*rows, *others], schema=LARGEST_BATCH)).to_dicts()
     assert ((found["largest"], found["refused"]), found["why"]) == (ends, why)
@@ -281,12 +273,12 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(
         (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
     ],
 )  # fmt: skip
-def test_a_reason_has_one_template(reason: Reason, words: str):
+def test_a_reason_has_one_template(reason, words):
     assert str(reason) == words
 
 
 @pytest.mark.parametrize(("ratio", "ms"), [("1.5", 3.0), ("0.8", 1.6), ("1.05", None), (None, None)])
-def test_a_plain_run_has_a_figure_where_it_takes_another_time(ratio: str | None, ms: float | None) -> None:
+def test_a_plain_run_has_a_figure_where_it_takes_another_time(ratio, ms):
     proof = f'{{"library": "onnxruntime 1.31", "plain_run": {ratio}}}' if ratio else None
     found = only(cells(frame(row("ort", ms=2.0, proof=proof))), variant="ort")["plain_run_ms"]
     assert found == (ms and pytest.approx(ms))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import handmade
@@ -18,15 +17,13 @@ ROWS = [handmade.row("eager", ms=10.0), handmade.row("ort", ms=2.0, load_s=1.0)]
 
 
 @pytest.mark.parametrize(("others", "named"), [((), []), ((2.01, 2.5), ["a"]), ((2.002, 2.004, 2.006), ["a", "b"])])
-def test_the_winner_and_up_to_two_within_the_best_ones_interval_may_win(
-    others: tuple[float, ...], named: list[str]
-) -> None:
+def test_the_winner_and_up_to_two_within_the_best_ones_interval_may_win(others, named):
     more = [handmade.row(name, ms=ms, load_s=9.0) for name, ms in zip("abc", others, strict=False)]
     results, _ = handmade.run(*ROWS, *more)
     assert [cell["variant"] for (group,) in [contenders(cells(results))] for cell in group] == ["ort", *named]
 
 
-def test_what_is_fastest_so_far_is_one_line() -> None:
+def test_what_is_fastest_so_far_is_one_line():
     results, _ = handmade.run(*ROWS, handmade.row("eager", ms=40.0, batch_size=8))
     names, text = so_far(cells(results))
     assert names == ["ort fp32", "eager fp32"]
@@ -39,7 +36,7 @@ def chosen(error: float) -> Choice:
     return decide(cells_of(results), Request("net"))
 
 
-def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it() -> None:
+def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it():
     text = kept_out(chosen(1.8e-2))
     assert text.startswith("Better but for its error bound of 1.80e-2: ") and text.endswith(
         "; --max-error 2e-2 admits it"
@@ -87,9 +84,7 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
     ],
 )  # fmt: skip
-def test_nothing_is_recommended_without_ground(
-    rows: list[dict[str, Any]], objective: str, status: str, code: str | None, command: str
-) -> None:
+def test_nothing_is_recommended_without_ground(rows, objective, status, code, command):
     rows = [{"peak_memory_mib": 9.0, "load_s": 1.0} | row for row in rows]
     choice = decide(cells_of(handmade.frame(rows)), Request("net", objective=objective))
     assert (choice.status, choice.doubt and choice.doubt.code) == (status, code)
@@ -99,7 +94,7 @@ def test_nothing_is_recommended_without_ground(
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 
 
-def test_an_open_choice_is_narrowed_at_its_own_batch_and_shape() -> None:
+def test_an_open_choice_is_narrowed_at_its_own_batch_and_shape():
     at_16 = {"batch_size": 16, "setting": "sequence=32", "shape": "sequence=32", "device": "cpu"}
     rows = [
         row | at_16 | {"throughput": 16e3 / row["latency_ms"]}
@@ -121,15 +116,13 @@ def test_an_open_choice_is_narrowed_at_its_own_batch_and_shape() -> None:
     ("others", "names"),
     [((), "ort fp32"), ("a", "ort fp32 or a fp32"), ("abc", "ort fp32, a fp32, b fp32 or 1 more")],
 )
-def test_a_tie_is_named_as_one(others: Sequence[str], names: str) -> None:
+def test_a_tie_is_named_as_one(others, names):
     rows = [*ROWS, *(handmade.row(name, ms=2.0 + n / 1e3, load_s=9.0) for n, name in enumerate(others))]
     assert decide(cells_of(handmade.run(*rows)[0]), Request("net")).names == names
 
 
 @pytest.mark.parametrize(("load_s", "winner"), [(0.2, "fp32"), (1.0, "fp32"), (1.6, "tf32")])
-def test_a_tie_goes_to_the_soonest_start_and_within_a_second_to_the_most_exact_precision(
-    load_s: float, winner: str
-) -> None:
+def test_a_tie_goes_to_the_soonest_start_and_within_a_second_to_the_most_exact_precision(load_s, winner):
     rows = [handmade.row("ort", "bf16", 2.0, load_s=0.3), handmade.row("ort", "tf32", 2.0, load_s=0.5)]
     results, _ = handmade.run(handmade.row("eager", ms=10.0), *rows, handmade.row("ort", ms=2.001, load_s=load_s))
     choice = choose(cells(results))

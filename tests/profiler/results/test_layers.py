@@ -16,7 +16,7 @@ EAGER = Profiled({"engine": "eager", "variant": "mine"}, handmade.EAGER)
 ORT = Profiled({"engine": "ort", "variant": "ort"}, handmade.ORT)
 
 
-def test_layers_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
+def test_layers_are_as_fine_as_every_variant_tells_nodes_apart():
     found = match_layers([EAGER, ORT])
     names = ["Conv_1 + relu", "add", "reshape", "linear", "no exported node"]
     assert [layer.nodes for layer in found] == names
@@ -26,7 +26,7 @@ def test_layers_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
     assert not any(layer.modules for layer in match_layers([ORT]))
 
 
-def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
+def test_of_replicates_the_first_is_taken_and_of_settings_each():
     rows = [
         ("a", "eager", "", 1),
         ("b", "eager", "optimizer=sgd", 0),
@@ -53,7 +53,7 @@ def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
         ([layer("a", "conv2d", 1.0), layer("b", "relu_", 1.0)], "a, b"),
     ],
 )
-def test_modules_are_named_by_what_they_have_in_common(layers: list[dict[str, Any]], said: str) -> None:
+def test_modules_are_named_by_what_they_have_in_common(layers, said):
     own = [{**one, "nodes": ["node_Conv"]} for one in layers]
     found = match_layers([ORT, Profiled({"engine": "eager", "variant": "mine"}, own)])
     assert {layer.nodes: layer.modules for layer in found if layer.modules} == {"Conv": said}
@@ -110,9 +110,7 @@ THREE = [trained("eager", ms, 3.0, 5.0, replicate=i) for i, ms in enumerate((1.0
         ([case("eager", clock="event", latency_ms=0.02)], "event", [None] * 3, 0.02, "ok", None),
     ],
 )  # fmt: skip
-def test_a_layer_has_the_parts_of_one_clock_and_says_what_is_missing(
-    cases: Any, clock: str | None, parts: list[float | None], total: float | None, status: str, reason: str | None
-) -> None:
+def test_a_layer_has_the_parts_of_one_clock_and_says_what_is_missing(cases, clock, parts, total, status, reason):
     (row,) = rows(*cases)
     assert (row["clock"], row["total_ms"], row["status"], row["reason"]) == (clock, total, status, reason)
     assert [row[f"{part}_ms"] for part in ("forward", "grad_input", "grad_weight")] == parts
@@ -124,7 +122,7 @@ def test_a_layer_has_the_parts_of_one_clock_and_says_what_is_missing(
         assert row["peak_memory_mib"] == 100.0
 
 
-def test_networks_are_no_layers_and_what_tells_rows_apart_keeps_them_apart() -> None:
+def test_networks_are_no_layers_and_what_tells_rows_apart_keeps_them_apart():
     network = handmade.frame([{**trained("eager", 1.0, 2.0, 3.0), "model_kind": "canonical"}])
     assert layer_rows(network).is_empty()
     others = ({"precision": "fp16"}, {"batch_size": 1}, {"machine": "b-gpu"}, {"machine": None})
@@ -133,7 +131,7 @@ def test_networks_are_no_layers_and_what_tells_rows_apart_keeps_them_apart() -> 
     assert [row["total_ms"] for row in rows(*cases)] == [6.0] * len(cases)
 
 
-def test_a_total_has_the_interval_of_its_clock() -> None:
+def test_a_total_has_the_interval_of_its_clock():
     ends = {"latency_low_ms": 8.1, "latency_high_ms": 10.8}
     (row,) = rows(trained("eager", 1.0, 3.0, 5.0, **ends, **handmade.KNOWN))
     assert (row["low_ms"], row["high_ms"]) == pytest.approx((8.1, 10.8))

@@ -27,7 +27,7 @@ def table_of(*rows: dict[str, Any]) -> Table:
     return overview([(f"{model}, b1", {"model": model}, decide(cells, Request(model))) for model in names])
 
 
-def test_each_model_has_the_base_the_best_of_each_runtime_and_what_to_deploy() -> None:
+def test_each_model_has_the_base_the_best_of_each_runtime_and_what_to_deploy():
     table = table_of(
         handmade.row("eager", ms=4.0),
         handmade.row("eager-tuned", ms=3.9),
@@ -52,7 +52,7 @@ def test_each_model_has_the_base_the_best_of_each_runtime_and_what_to_deploy() -
     assert "<td>net, b1<br>→ ort-tuned fp32</td>" in html(table)
 
 
-def test_a_tie_is_called_one_and_what_is_not_told_apart_from_the_base_is_marked() -> None:
+def test_a_tie_is_called_one_and_what_is_not_told_apart_from_the_base_is_marked():
     near = [
         handmade.row(name, ms=ms, latency_low_ms=0.8, latency_high_ms=1.2)
         for name, ms in (("ort", 1.0), ("openvino", 0.99))
@@ -62,7 +62,7 @@ def test_a_tie_is_called_one_and_what_is_not_told_apart_from_the_base_is_marked(
     assert ort[0].startswith("1.00 ~1.01×")
 
 
-def test_a_tie_of_another_batch_names_it() -> None:
+def test_a_tie_of_another_batch_names_it():
     rates = {"latency_low_ms": 0.9, "latency_high_ms": 1.1, "throughput_low": 900.0, "throughput_high": 1100.0}
     rows = [
         handmade.row(name, ms=1.0, throughput=1000.0, batch_size=size, **rates)
@@ -76,7 +76,7 @@ def test_a_tie_of_another_batch_names_it() -> None:
 
 
 @pytest.mark.parametrize("golden", ["cpu", "h200"])
-def test_a_job_of_three_models_ends_on_one_screen(golden: str) -> None:
+def test_a_job_of_three_models_ends_on_one_screen(golden):
     results = load(GOLDEN / golden)[0].collect()
     page = io.StringIO()
     conclude(Path("results/run"), results, Console(file=page, width=80))

@@ -43,7 +43,7 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("given", [["first", "second"], ["*"], ["first/", "second/"], ["./*"]])
-def test_runs_become_one_table(results: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_become_one_table(results, given, monkeypatch):
     path = results / "second" / "results.parquet"
     pl.read_parquet(path).with_columns(pl.lit(1).alias("of_mine")).write_parquet(path)
     monkeypatch.chdir(results)
@@ -60,7 +60,7 @@ def test_runs_become_one_table(results: Path, given: list[str], monkeypatch: pyt
     assert (rows.collect().height, samples.collect().height) == (2, 6)
 
 
-def test_results_of_several_runs_in_one_folder_share_its_environment() -> None:
+def test_results_of_several_runs_in_one_folder_share_its_environment():
     runs = read_runs([ROOT / "docs" / "results" / "h200"])
     assert len(runs.runs) == 1
     assert len(runs.runs[0].run_ids) == len(runs.environments) == 2
@@ -68,7 +68,7 @@ def test_results_of_several_runs_in_one_folder_share_its_environment() -> None:
     assert runs.samples.collect().is_empty()
 
 
-def test_the_columns_stand_in_for_an_environment_that_is_missing(tmp_path: Path) -> None:
+def test_the_columns_stand_in_for_an_environment_that_is_missing(tmp_path):
     path = write_run(tmp_path / "run", driver="580.1") / "environment.json"
     assert read_runs([path.parent]).environments["run"]["driver"] == "580.1"
     for text in ("{", "[1]"):
@@ -77,7 +77,7 @@ def test_the_columns_stand_in_for_an_environment_that_is_missing(tmp_path: Path)
             read_runs([path.parent])
 
 
-def test_a_run_that_is_given_twice_counts_once(results: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_given_twice_counts_once(results, tmp_path):
     copy, both = shutil.copytree(results / "first", tmp_path / "copy"), write_run(tmp_path / "both")
     for file in ("results.parquet", "samples.parquet"):
         pl.concat([pl.read_parquet(results / name / file) for name in ("first", "second")]).write_parquet(both / file)
@@ -88,7 +88,7 @@ def test_a_run_that_is_given_twice_counts_once(results: Path, tmp_path: Path) ->
         assert len([note for note in runs.notes if "first is given twice; it counts once" in note]) == 2
 
 
-def test_layers_are_read_where_a_run_has_them(results: Path) -> None:
+def test_layers_are_read_where_a_run_has_them(results):
     row = {"run_id": "first", "case_id": "a/b", "order": 0, "layer": "conv", "kind": "Conv", "nodes": [], "ms": 1.0}
     row["share"] = 1.0
     pl.DataFrame([row], schema=LAYERS).write_parquet(results / "first" / "layers.parquet")
@@ -98,7 +98,7 @@ def test_layers_are_read_where_a_run_has_them(results: Path) -> None:
     assert load_layers(results / "second").collect().is_empty()
 
 
-def test_a_pattern_passes_over_what_is_no_finished_run(results: Path) -> None:
+def test_a_pattern_passes_over_what_is_no_finished_run(results):
     (results / "unfinished").mkdir()
     (results / "unfinished" / "journal.jsonl").touch()
     (results / "unfinished" / "bench.yaml").write_text("{models: [alexnet], engines: [eager], device: cpu}")
@@ -127,7 +127,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_columns_that_an_earlier_version_lacked_are_null(tmp_path: Path) -> None:
+def test_columns_that_an_earlier_version_lacked_are_null(tmp_path):
     results, _ = handmade.run(handmade.row("ort"))
     results.drop("worst", "drawn").write_parquet(tmp_path / "results.parquet")
     (tmp_path / "bench.yaml").touch()
@@ -136,7 +136,7 @@ def test_columns_that_an_earlier_version_lacked_are_null(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(tmp_path: Path, what: str) -> None:
+def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(tmp_path, what):
     damage, said = DAMAGES[what]
     (tmp_path / "run").mkdir()
     damage(tmp_path / "run")
@@ -147,12 +147,12 @@ def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(tmp_p
 
 
 @pytest.mark.parametrize(("given", "said"), [([], "no run is given"), (["nothing*"], "no run's folder")])
-def test_no_run_at_all_is_a_config_error(given: list[str], said: str) -> None:
+def test_no_run_at_all_is_a_config_error(given, said):
     with pytest.raises(ConfigError, match=f"{said}.*; give a run's folder"):
         read_runs(given)
 
 
-def test_a_csv_file_holds_cells(tmp_path: Path) -> None:
+def test_a_csv_file_holds_cells(tmp_path):
     rows = [handmade.row("eager", replicate=n, warnings=["drift: it moved", "outliers: many"]) for n in range(2)]
     handmade.frame(rows).write_parquet(tmp_path / "results.parquet")
     cells = load(str(tmp_path), cells=True)[0].collect()

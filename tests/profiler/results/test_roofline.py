@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,9 +57,7 @@ def share(row: tuple[Case, Result], roofs: Roofs) -> float | None:
         (measured(1.0, 0.0, 0.001), ROOFS, 0.0, 0.0, None),  # It computes and moves next to nothing.
     ],
 )
-def test_a_row_has_a_place_below_its_roofs(
-    row: tuple[Case, Result], roofs: Roofs, tflops: float | None, fraction: float | None, floor: float | None
-) -> None:
+def test_a_row_has_a_place_below_its_roofs(row, roofs, tflops, fraction, floor):
     found = placed(*row, roofs).figures
     known = [found.get(name) for name in ("tflops", "fraction_of_peak", "floor_ms")]
     assert known == [None if each is None else pytest.approx(each) for each in (tflops, fraction, floor)]
@@ -82,9 +79,7 @@ def test_a_row_has_a_place_below_its_roofs(
         (13.3, 1.0, 10.0, Conv2d((64, 8, 8), 64, (1, 1)), True),
     ],
 )
-def test_a_time_below_the_floor_is_warned_of_and_far_below_impossible(
-    ms: float | None, gflops: float, moved_mib: float, layer: Conv2d | None, is_impossible: bool | None
-) -> None:
+def test_a_time_below_the_floor_is_warned_of_and_far_below_impossible(ms, gflops, moved_mib, layer, is_impossible):
     row = measured(ms, gflops, moved_mib, case(layer=layer))
     over = excess(*row, LOW)
     assert (over and over.is_impossible) is is_impossible
@@ -92,7 +87,7 @@ def test_a_time_below_the_floor_is_warned_of_and_far_below_impossible(
     assert excess(*row, {}) is None
 
 
-def test_the_fastest_clock_counts_and_large_times_have_no_exponents() -> None:
+def test_the_fastest_clock_counts_and_large_times_have_no_exponents():
     of, result = measured(40.0)
     result.samples["gpu"] = [20.0] * 3
     over = excess(of, result, LOW)
@@ -102,7 +97,7 @@ def test_the_fastest_clock_counts_and_large_times_have_no_exponents() -> None:
 
 
 @pytest.mark.parametrize("ms", [3.0, 7.0, 11.0, 13.0, 19.0, 23.0, 29.0])
-def test_rounding_makes_no_row_faster_than_its_own_roof(ms: float) -> None:
+def test_rounding_makes_no_row_faster_than_its_own_roof(ms):
     row = measured(ms, gflops=1 / 7, moved_mib=1000 / 3)
     roofs = raised({**LOW, "fp32_tflops": 1e-3 / 7 / ms * 1e3 / 2, "copy_gb_s": 1e9}, [row])
     assert share(row, roofs) == 1.0
@@ -126,12 +121,12 @@ NARROW = pytest.approx(0.05)
         ([measured(10.0, of=case(layer=Conv2d((64, 58, 58), 64, (3, 3))))], {}),  # Its multiplications can be saved.
     ],
 )
-def test_rows_that_are_right_raise_a_roof(rows: list[tuple[Case, Result]], raises: dict[str, Any]) -> None:
+def test_rows_that_are_right_raise_a_roof(rows, raises):
     assert raised(LOW, rows) == pytest.approx(LOW | raises)
     assert raised({}, rows) == {}
 
 
-def test_tables_go_by_the_roofs_that_rows_raised(tmp_path: Path) -> None:
+def test_tables_go_by_the_roofs_that_rows_raised(tmp_path):
     first, second = measured(100.0), measured(20.0, of=case(name="other"))
     run = RunFolder.create(tmp_path)
     for _, result in (first, second):
@@ -155,5 +150,5 @@ def test_tables_go_by_the_roofs_that_rows_raised(tmp_path: Path) -> None:
         ("native", {}, None),
     ],
 )
-def test_roof_is_that_of_the_type_that_computes(precision: str, types: dict[str, int], expected: str | None) -> None:
+def test_roof_is_that_of_the_type_that_computes(precision, types, expected):
     assert work_of(*measured(1.0, of=case(precision), proof=Proof(compute_types=types))).precision == expected

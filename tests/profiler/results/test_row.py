@@ -25,7 +25,7 @@ _WITHOUT_FIGURES = (Group.CASE, Group.OUTCOME, Group.MACHINE, Group.PLACE, Group
 def full(case_id: str = CASE.id, status: str = "ok", **more: Any) -> Result:
     result = Result(
         case_id,
-        status,  # type: ignore[arg-type]
+        status,
         reasons=[] if status == "ok" else ['it said "no"\nand – 1×'],
         log=None if status == "ok" else "logs/net.log",
         reference="eager-fp32-cpu",
@@ -46,13 +46,13 @@ def row_of_(result: Result | None = None, case: Case = CASE, environment: Any = 
 
 
 @pytest.mark.parametrize("result", [full(), full(status="failed"), Result(CASE.id, "oom", ["out of memory"])])
-def test_a_result_is_one_line_and_reads_back_the_same(result: Result) -> None:
+def test_a_result_is_one_line_and_reads_back_the_same(result):
     line = result.to_json()
     assert "\n" not in line
     assert Result.from_json(line) == result
 
 
-def test_reasons_are_added_and_none_is_overwritten() -> None:
+def test_reasons_are_added_and_none_is_overwritten():
     result = full()
     result.take("the outputs are wrong")
     result.fail("TF32 was on at fp16")
@@ -64,7 +64,7 @@ def test_reasons_are_added_and_none_is_overwritten() -> None:
 
 
 @pytest.mark.parametrize("status", ["ok", "oom", "unsupported", "failed", "timeout", "crashed"])
-def test_a_row_says_which_case_it_is_and_where_it_ran_and_has_figures_if_it_is_ok(status: str) -> None:
+def test_a_row_says_which_case_it_is_and_where_it_ran_and_has_figures_if_it_is_ok(status):
     row = row_of_(full(status=status))
     assert (row["run_id"], row["suite"], row["case_id"]) == ("run", "suite", "net/ort-nhwc/inference/fp16/b4/r1")
     assert (row["model"], row["engine"], row["variant"], row["pass"]) == ("net", "ort", "ort-nhwc", "inference")
@@ -78,7 +78,7 @@ def test_a_row_says_which_case_it_is_and_where_it_ran_and_has_figures_if_it_is_o
     assert any(row[name] is not None for name in figures) == (status == "ok")
 
 
-def test_a_rows_statistics_are_those_of_the_headline_clock_and_of_the_parts() -> None:
+def test_a_rows_statistics_are_those_of_the_headline_clock_and_of_the_parts():
     samples = {"event": [2.0, 1.0, 3.0] * 12, "gpu": [1.0, 1.5], "host": [4.0], "step": [1.0, 3.0], "gpu_step": [0.5]}
     row = row_of_(full(samples=samples, figures={"gradients_mib": 7.0, "gradient_error": 1e-3}))
     assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 36)
@@ -88,7 +88,7 @@ def test_a_rows_statistics_are_those_of_the_headline_clock_and_of_the_parts() ->
 
 
 @pytest.mark.parametrize(("count", "given"), [(63, []), (64, [90]), (130, [90, 95]), (662, [90, 95, 99])])
-def test_a_rows_percentiles_need_enough_samples(count: int, given: list[int]) -> None:
+def test_a_rows_percentiles_need_enough_samples(count, given):
     row = row_of_(full(samples={"event": [float(i) for i in range(count)]}))
     known = [column.percentile for column in COLUMNS.values() if column.percentile and row[column.name] is not None]
     assert known == given
@@ -98,17 +98,15 @@ def test_a_rows_percentiles_need_enough_samples(count: int, given: list[int]) ->
     ("precision", "calibration", "known"),
     [("int8", Path("images"), True), ("int8", None, False), ("fp16", Path("images"), None), ("fp32", None, None)],
 )
-def test_a_row_says_whether_its_int8_ranges_are_of_the_jobs_data(
-    precision: str, calibration: Path | None, known: bool | None
-) -> None:
+def test_a_row_says_whether_its_int8_ranges_are_of_the_jobs_data(precision, calibration, known):
     case = replace(CASE, precision=precision, source=ModelSource("net", calibration=calibration))
     assert row_of_(full(case.id, "failed"), case)["calibrated"] is known
     assert replace(case, engine="eager").calibrated is (None if known is None else False), "torchao's are of each call"
 
 
-def test_a_row_says_what_its_training_did() -> None:
+def test_a_row_says_what_its_training_did():
     own = {"engine": "eager", "variant": "eager", "pass_": "training"}
-    case = replace(CASE, training=Training("sgd"), **own)  # type: ignore[arg-type]
+    case = replace(CASE, training=Training("sgd"), **own)
     row = row_of_(full(case.id), case)
     known = [row[name] for name in ("setting", "optimizer", "head", "dropout")]
     assert known == ["optimizer=sgd", "sgd", "cross-entropy", False]
@@ -124,11 +122,11 @@ def test_a_row_says_what_its_training_did() -> None:
         ({"gpu": None, "cpu": "Xeon"}, "Xeon"),
     ],
 )
-def test_a_machine_is_called_by_its_label_or_what_it_is(told: dict[str, Any], name: str) -> None:
+def test_a_machine_is_called_by_its_label_or_what_it_is(told, name):
     assert row_of_(environment=told)["machine"] == name
 
 
-def test_the_price_of_an_hour_is_that_of_a_million_items() -> None:
+def test_the_price_of_an_hour_is_that_of_a_million_items():
     machine = {"label": "rented", "cloud": "Some Cloud", "instance": "big", "usd_per_hour": 7.2}
     row = row_of_(environment=ENVIRONMENT | {"machine": machine})
     # 2,000 items a second are 7.2 million an hour.
@@ -138,7 +136,7 @@ def test_the_price_of_an_hour_is_that_of_a_million_items() -> None:
     assert row_of_()["usd_per_million_items"] is None
 
 
-def test_a_result_keeps_its_environment_and_the_version_that_ran_counts() -> None:
+def test_a_result_keeps_its_environment_and_the_version_that_ran_counts():
     result = full(environment={"host": "first"}, proof=Proof(library="TensorRT for RTX 1.7.1.116"))
     row = row_of_(result, replace(CASE, engine="trt-rtx"), {**ENVIRONMENT, "tensorrt_version": "11.4.0"})
     assert (row["host"], row["gpu"], row["tensorrt_version"]) == ("first", "H200", "1.7.1.116")
@@ -153,7 +151,7 @@ def calm(ms: float, **clocks: float) -> dict[str, list[float]]:
     return {clock: [each * share for share in (0.999, 1.0, 1.001)] for clock, each in {"event": ms, **clocks}.items()}
 
 
-def test_an_interval_is_that_of_the_rows_own_process() -> None:
+def test_an_interval_is_that_of_the_rows_own_process():
     row = row_of_(full(samples=calm(2.0, gpu=1.5, enqueue=0.1, forward=2.0)))
     assert ends(row, "latency_ms") == ends(row, "forward_ms") == pytest.approx((2.0, 2.0), rel=4e-3)
     assert ends(row, "throughput") == pytest.approx((2000.0, 2000.0), rel=4e-3)
@@ -161,7 +159,7 @@ def test_an_interval_is_that_of_the_rows_own_process() -> None:
     assert (row["latency_spread"], row["gpu_spread_free"], row["confirming"]) == (None, None, False)
 
 
-def test_an_interval_reaches_to_what_contradicts_its_figure() -> None:
+def test_an_interval_reaches_to_what_contradicts_its_figure():
     samples = calm(2.0, enqueue=0.1)
     row = row_of_(full(samples=samples, throughput=1000.0))
     assert ends(row, "latency_ms") == (pytest.approx(2.0, rel=4e-3), pytest.approx(4.0))
@@ -172,7 +170,7 @@ def test_an_interval_reaches_to_what_contradicts_its_figure() -> None:
     assert {without[end] for name in WITH_ENDS for end in ends_of(name)} == {None}
 
 
-def test_other_work_takes_the_low_end_to_the_fastest_decile_and_a_drift_is_in_the_interval() -> None:
+def test_other_work_takes_the_low_end_to_the_fastest_decile_and_a_drift_is_in_the_interval():
     times = [1.0] * 30 + [2.0] * 170
     mixed = {"event": [times[i * 7 % 200] for i in range(200)]}
     assert row_of_(full(samples=mixed))["latency_low_ms"] > 1.2
@@ -197,6 +195,6 @@ FIRST = [1.0, 1.001, 0.999] * 20
         (STRAYS, ["outliers", "drift"]),
     ],
 )
-def test_outliers_and_a_drift_of_the_headline_clock_are_warned_of(samples: list[float], kinds: list[str]) -> None:
+def test_outliers_and_a_drift_of_the_headline_clock_are_warned_of(samples, kinds):
     assert [warning.kind for warning in sample_warnings({"host": samples}, "host")] == kinds
     assert sample_warnings({"host": samples}, "event") == []

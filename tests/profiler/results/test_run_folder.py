@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "results")
 
 
-def test_a_folder_is_named_by_time_host_and_four_digits(run: RunFolder, tmp_path: Path) -> None:
+def test_a_folder_is_named_by_time_host_and_four_digits(run, tmp_path):
     assert re.fullmatch(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}", run.run_id)
     assert run.logs.is_dir() and run.results() == {}
     (tmp_path / "file").touch()
@@ -58,14 +58,14 @@ def test_a_folder_is_named_by_time_host_and_four_digits(run: RunFolder, tmp_path
         RunFolder.resume(tmp_path)
 
 
-def test_the_last_line_of_a_case_counts(run: RunFolder) -> None:
+def test_the_last_line_of_a_case_counts(run):
     run.append(Result(case("a").id, "failed", ["no luck"]))
     run.append(second := Result(case("b").id, "oom", ["no memory"], samples={"host": [3.0]}))
     run.append(again := measured("a", 2.0))
     assert run.results() == {again.case_id: again, second.case_id: second}
 
 
-def test_a_line_keeps_where_it_was_measured(run: RunFolder) -> None:
+def test_a_line_keeps_where_it_was_measured(run):
     run.write_environment({"host": "first", "gpu": None, "driver": "1.0", "command": ["profiler"]})
     run.append(measured("a", 1.0))
     run.write_environment({"host": "second", "gpu": None, "driver": "2.0"})
@@ -75,7 +75,7 @@ def test_a_line_keeps_where_it_was_measured(run: RunFolder) -> None:
     assert run.results()[result.case_id] == result
 
 
-def test_models_are_recorded(run: RunFolder) -> None:
+def test_models_are_recorded(run):
     first = Identity({"state": "1"})
     run.write_models({"mine": first})
     run.write_models({"other": Identity({})})
@@ -83,7 +83,7 @@ def test_models_are_recorded(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, 40, -1])
-def test_a_line_cut_off_by_a_crash_costs_nothing_else(run: RunFolder, cut: int) -> None:
+def test_a_line_cut_off_by_a_crash_costs_nothing_else(run, cut):
     run.append(first := measured("a", 1.0))
     with run.journal.open("a") as file:
         file.write(measured("b", 2.0).to_json()[:cut])
@@ -92,7 +92,7 @@ def test_a_line_cut_off_by_a_crash_costs_nothing_else(run: RunFolder, cut: int) 
     assert run.results() == {first.case_id: first, third.case_id: third}
 
 
-def test_an_interrupt_once_a_line_is_on_the_disk_loses_no_row(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_once_a_line_is_on_the_disk_loses_no_row(run, monkeypatch):
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
@@ -119,7 +119,7 @@ LINE = measured("a", 1.0).to_json()
         LINE.replace('"warnings": [', '"warnings": [5, '),
     ],
 )
-def test_a_line_that_is_no_result_is_left_out(run: RunFolder, line: str) -> None:
+def test_a_line_that_is_no_result_is_left_out(run, line):
     assert line != LINE
     append_line(run.journal, line)
     with run.journal.open("a") as file:
@@ -129,17 +129,17 @@ def test_a_line_that_is_no_result_is_left_out(run: RunFolder, line: str) -> None
     assert run.damaged == 1
 
 
-def test_a_damaged_try_costs_nothing_else(run: RunFolder) -> None:
+def test_a_damaged_try_costs_nothing_else(run):
     for batch in (1, 2):
         run.append_try(replace(case("a"), batch_size=batch), measured("a", 1.0))
         append_line(run.path / "largest_batch.jsonl", '{"batch_size": 3, "sta\x07}')
     assert run.largest_batches()["batch_size"].to_list() == [1, 2]
 
 
-def test_what_no_reader_takes_is_a_failed_row_or_escaped(run: RunFolder) -> None:
+def test_what_no_reader_takes_is_a_failed_row_or_escaped(run):
     wrong = [{"samples": {"host": [float("nan")]}}, {"figures": {"load_s": "long"}}]
     for bad in (*wrong, {"figures": {"load_s": np.float32(1.0)}}):
-        kept = run.append(Result(case("a").id, "ok", clock="host", **bad))  # type: ignore[arg-type]
+        kept = run.append(Result(case("a").id, "ok", clock="host", **bad))
         assert kept.status == "failed" and "its figures cannot be kept: " in str(kept.reason)
         assert run.results() == {kept.case_id: kept}
     kept = run.append(Result(case("a").id, "failed", ["half \ud800, red \x1b[31m, two\nlines\u2028\x85"]))
@@ -148,10 +148,10 @@ def test_what_no_reader_takes_is_a_failed_row_or_escaped(run: RunFolder) -> None
     assert results["reason"].to_list() == [kept.reason]
     for lost in ({"figures": {"cache_mib": 3.0}}, {"samples": {"host": [1.0], "sundial": [9.0]}}):
         with pytest.raises(KeyError, match=r"no column is called '(cache_mib|sundial_ms)'"):
-            run.append(Result(case("a").id, "ok", clock="host", **lost))  # type: ignore[arg-type]
+            run.append(Result(case("a").id, "ok", clock="host", **lost))
 
 
-def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
+def test_rows_are_in_the_plans_order_with_every_column(run):
     for model in "cab":
         run.append(measured(model, 3.0, 1.0, 2.0))
     run.append(Result(case("e").id, "timeout", ["ended after 8 s"], clock="host", samples={"host": [1.0, 2.0]}))
@@ -183,7 +183,7 @@ def begun(tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_a_lock_goes_with_its_holder_and_a_full_disk_says_how_to_go_on(begun: RunFolder) -> None:
+def test_a_lock_goes_with_its_holder_and_a_full_disk_says_how_to_go_on(begun):
     for _ in range(2):
         with writing(begun.path):
             pass
@@ -206,7 +206,7 @@ with writing(Path(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_while_another_process_measures_nobody_else_writes(begun: RunFolder, profiler, tmp_path: Path) -> None:
+def test_while_another_process_measures_nobody_else_writes(begun, profiler, tmp_path):
     command = [sys.executable, "-c", HOLD, str(begun.path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as other:
@@ -247,9 +247,7 @@ def read(options: Run) -> Config:
         ({"models": ["resnet18"]}, None),
     ],
 )
-def test_only_trust_code_resumes_another_ones_run(
-    tmp_path: Path, changed: dict[str, str | None] | None, job: dict[str, Any], named: str | None
-) -> None:
+def test_only_trust_code_resumes_another_ones_run(tmp_path, changed, job, named):
     run = own(tmp_path, **job)
     assert read(Run(resume=run.path)).import_from == [run.path / "model"]
     if changed is None:
@@ -265,7 +263,7 @@ def test_only_trust_code_resumes_another_ones_run(
     assert trusted.import_from == [run.path / "model"]
 
 
-def test_an_export_asks_for_the_code_of_its_own_model_alone(tmp_path: Path) -> None:
+def test_an_export_asks_for_the_code_of_its_own_model_alone(tmp_path):
     run = own(tmp_path, models=[FACTORY, "resnet18"])
     path, row = run.path / "bench.yaml", {"model": "mine", "shape": None, "variant": "eager", "engine": "eager"}
     assert _source(load_config(path), row, path, trust_code=False)[1] == (str(run.path / "model"),)
@@ -276,7 +274,7 @@ def test_an_export_asks_for_the_code_of_its_own_model_alone(tmp_path: Path) -> N
     assert _source(load_config(path), {**row, "model": "resnet18"}, path, trust_code=False)[1] == ()
 
 
-def test_tables_are_csv_with_all_digits(tmp_path: Path) -> None:
+def test_tables_are_csv_with_all_digits(tmp_path):
     row = handmade.row
     results, _ = handmade.run(
         row("eager", ms=6.123456789, warnings=["outliers: 3", "host-bound: a; b"]),

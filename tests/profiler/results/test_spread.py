@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import handmade
@@ -46,14 +44,14 @@ ON_DEVICE = {"clock": "event", "enqueue_ms": 0.1, "gpu_ms": 1.0}
         ([process(0, 1.0, **ON_DEVICE | {"gpu_ms": None}), process(1, 1.1)], {"host/eager": 1}),
     ],
 )
-def test_replicated_configurations_tell_of_their_class(rows: Sequence[Any], classes: dict[str, int]) -> None:
+def test_replicated_configurations_tell_of_their_class(rows, classes):
     found = learned(handmade.frame(rows))
     assert {name: number for name, (_, number) in found.items()} == classes
     # By two degrees of freedom each the typical spread is a third above the root of the mean square.
     assert found.get("host/ort", (0.0267, 0))[0] == pytest.approx(0.0267, rel=0.02)
 
 
-def test_a_process_beside_other_work_counts_only_where_none_was_quiet() -> None:
+def test_a_process_beside_other_work_counts_only_where_none_was_quiet():
     rows, beside = replicated(2), {"warnings": ["disturbed: by others"]}
     assert learned(handmade.frame([*rows, process(3, 9.0, model="net0", **beside)])) == learned(handmade.frame(rows))
     noisy = [row | beside for row in rows]
@@ -61,7 +59,7 @@ def test_a_process_beside_other_work_counts_only_where_none_was_quiet() -> None:
     assert learned(handmade.frame(noisy), calm=True) == {}
 
 
-def test_a_class_with_few_configurations_leans_on_all_engines_and_few_of_all_say_nothing() -> None:
+def test_a_class_with_few_configurations_leans_on_all_engines_and_few_of_all_say_nothing():
     known = learned(handmade.frame([*replicated(5), *replicated(2, reach=0.1, variant="ort")]))
     own, other = spread("host", "eager", known), spread("host", "ort", known)
     assert own and other and own.sd < other.sd < 3 * own.sd and own.free < other.free
@@ -69,7 +67,7 @@ def test_a_class_with_few_configurations_leans_on_all_engines_and_few_of_all_say
     assert spread("host", "eager", learned(handmade.frame(replicated(4)))) is None
 
 
-def test_rows_get_what_they_and_earlier_runs_show_again_and_again_alike() -> None:
+def test_rows_get_what_they_and_earlier_runs_show_again_and_again_alike():
     rows = handmade.frame([*replicated(5), process(0, 2.0, "ort")])
     found = with_spread(rows)
     assert found["latency_spread"].null_count() == 0
@@ -84,7 +82,7 @@ def test_rows_get_what_they_and_earlier_runs_show_again_and_again_alike() -> Non
     assert lone["latency_high_ms"].item() == pytest.approx(2.002), "of what a run assumed nothing is left"
 
 
-def test_one_process_without_a_known_spread_has_no_interval_and_three_have_their_own() -> None:
+def test_one_process_without_a_known_spread_has_no_interval_and_three_have_their_own():
     found = cells(with_spread(handmade.frame([*replicated(2), process(0, 2.0, "ort", model="net0")])))
     one = found.filter(variant="ort").row(0, named=True)
     assert [one[name] for name in ("latency_low_ms", "factor_high", "verdict", "latency_degrees")] == [None] * 3 + [0.0]
@@ -92,7 +90,7 @@ def test_one_process_without_a_known_spread_has_no_interval_and_three_have_their
     assert found.filter(variant="eager")["latency_high_ms"].to_list() == pytest.approx([1.06] * 2, abs=0.01)
 
 
-def test_one_process_that_other_work_makes_useless_is_busy_whatever_its_spread() -> None:
+def test_one_process_that_other_work_makes_useless_is_busy_whatever_its_spread():
     rows = [process(0, 1.0, "ort", latency_low_ms=1 / reach, latency_high_ms=reach) for reach in (2.0, 4.0)]
     found = [cells(handmade.frame([row]))["latency_high_ms"].item() for row in rows]
     assert found == [None, pytest.approx(4.0)]
@@ -100,7 +98,7 @@ def test_one_process_that_other_work_makes_useless_is_busy_whatever_its_spread()
     assert cell["factor_high"] == pytest.approx(8.0), "nor does a factor rest on it"
 
 
-def test_one_process_of_a_class_that_differs_too_much_has_no_interval() -> None:
+def test_one_process_of_a_class_that_differs_too_much_has_no_interval():
     wide = {"latency_low_ms": 0.31, "latency_high_ms": 3.2, "latency_spread": 0.131, "latency_spread_free": 1.185}
     rows = [process(number, 1.0, **wide) for number in range(3)]
     of_one, of_three = (cells(handmade.frame(some))["latency_high_ms"].item() for some in (rows[:1], rows))
@@ -108,7 +106,7 @@ def test_one_process_of_a_class_that_differs_too_much_has_no_interval() -> None:
     assert 1 < of_three < 2
 
 
-def test_what_chose_a_cell_does_not_make_its_figure() -> None:
+def test_what_chose_a_cell_does_not_make_its_figure():
     rows = [process(0, 1.0, "ort"), *(process(n, 1.1, "ort", confirming=True) for n in (1, 2))]
     found = cells(handmade.frame(rows)).row(0, named=True)
     assert (found["latency_ms"], found["processes"], found["measured"]) == (pytest.approx(1.1), 2, 3)
@@ -116,7 +114,7 @@ def test_what_chose_a_cell_does_not_make_its_figure() -> None:
     assert cells(handmade.frame(beside))["latency_ms"].item() == 1.0, "a quiet process before others"
 
 
-def test_several_that_are_confirmed_share_a_level() -> None:
+def test_several_that_are_confirmed_share_a_level():
     def rows(variant: str) -> list[dict[str, Any]]:
         return [process(n, ms, variant, confirming=n > 0) for n, ms in enumerate((1.0, 1.01, 1.02, 1.03))]
 
@@ -127,9 +125,7 @@ def test_several_that_are_confirmed_share_a_level() -> None:
 
 
 @pytest.mark.parametrize("damaged", ["", "{", '{"x": 1}'])
-def test_earlier_runs_on_this_machine_count_and_others_do_not(
-    damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_runs_on_this_machine_count_and_others_do_not(damaged, tmp_path, monkeypatch):
     environment = {"device": "cuda", "gpu": "card", "cpu": "chip", "cpu_cores": 4}
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path))
     (tmp_path / "spreads.json").write_text(damaged)
@@ -144,6 +140,6 @@ def test_earlier_runs_on_this_machine_count_and_others_do_not(
     assert both == {"host/eager": (pytest.approx(0.02 * 2**0.5), 20.0), "host/ort": (pytest.approx(0.1), 1.0)}
 
 
-def test_a_row_without_figures_has_no_spread() -> None:
+def test_a_row_without_figures_has_no_spread():
     rows = handmade.frame([*replicated(5), handmade.row("ort", ms=None)])
     assert with_spread(rows).filter(pl.col("status") != "ok")["latency_spread"].to_list() == [None]

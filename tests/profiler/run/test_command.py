@@ -178,7 +178,7 @@ def measured(full: Finished) -> list[dict[str, Any]]:
     return rows
 
 
-def test_what_can_run_on_a_cpu_ran(full: Finished) -> None:
+def test_what_can_run_on_a_cpu_ran(full):
     bad = full.rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
     assert bad.is_empty(), bad.select("case_id", "status", "reason").rows()
     expected = {
@@ -194,7 +194,7 @@ def test_what_can_run_on_a_cpu_ran(full: Finished) -> None:
     assert {case_id.removeprefix("good/").removesuffix("/r0") for case_id in ok} == expected
 
 
-def test_measured_rows_are_complete(full: Finished, measured: list[dict[str, Any]]) -> None:
+def test_measured_rows_are_complete(full, measured):
     samples = pl.read_parquet(full.folder / "samples.parquet").filter(pl.col("clock") == "host")
     medians = dict(samples.group_by("case_id").agg(pl.col("ms").median()).rows())
     counts = dict(samples.group_by("case_id").len().rows())
@@ -219,7 +219,7 @@ def test_measured_rows_are_complete(full: Finished, measured: list[dict[str, Any
         assert row["graph"] == ("torch.export, any batch" if row["export_s"] is not None else None)
 
 
-def test_outputs_and_proofs_agree_with_what_was_asked_for(measured: list[dict[str, Any]]) -> None:
+def test_outputs_and_proofs_agree_with_what_was_asked_for(measured):
     types = {"fp32": "float32", "bf16": "bfloat16"}
     for row in measured:
         proof = json.loads(row["proof"])
@@ -238,7 +238,7 @@ def test_outputs_and_proofs_agree_with_what_was_asked_for(measured: list[dict[st
             assert row["top1_agreement"] is None, "seeded weights say nothing of accuracy"
 
 
-def test_folder_holds_everything(full: Finished) -> None:
+def test_folder_holds_everything(full):
     assert list(full.rows.schema.items()) == list(RESULTS.items())
     assert dict(pl.scan_parquet(full.folder / "samples.parquet").collect_schema()) == SAMPLES
     for row in full.rows.to_dicts():
@@ -257,7 +257,7 @@ def test_folder_holds_everything(full: Finished) -> None:
     assert sorted(line["case_id"] for line in full.journal) == sorted(full.rows["case_id"])
 
 
-def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) -> None:
+def test_terminal_has_the_tables_and_nothing_of_the_libraries(full):
     output = full.done.stdout
     assert full.done.stderr == ""
     assert re.search(rf"\nWhy not the others: python -m profiler recommend \S+{full.folder.name}( .*)?\n$", output)
@@ -268,9 +268,7 @@ def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) ->
     assert [line for line in output.splitlines() if len(line) > 120 and full.folder.name not in line] == []
 
 
-def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
-    profiler: Profiler, cache: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_has_three_processes_and_all_answers_name_one_configuration(profiler, cache, workplace, monkeypatch):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     job = f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n"
@@ -296,7 +294,7 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
         assert len(processes[won[1]]) >= 3, "what wins is as well known as the base"
 
 
-def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None:
+def test_no_process_outlives_a_run_as_a_user_starts_it(resumed):
     """And interrupts it."""
     mark = f"TEST_RUN={resumed.key}".encode()
 
@@ -310,7 +308,7 @@ def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None
     until(lambda: not any(map(carries_mark, Path("/proc").glob("[0-9]*"))))
 
 
-def test_second_run_prepares_nothing(full: Finished, run: Run, workplace: Path, cache: Path) -> None:
+def test_second_run_prepares_nothing(full, run, workplace, cache):
     def made() -> dict[Path, int]:
         # Without manifests, which are touched when their entry is used.
         files = (f for f in cache.rglob("*") if f.is_file() and f.suffix != ".lock" and not f.with_suffix("").exists())
@@ -326,7 +324,7 @@ def test_second_run_prepares_nothing(full: Finished, run: Run, workplace: Path, 
     assert again.row(case_id)["export_s"] == full.row(case_id)["export_s"]
 
 
-def test_exit_codes_of_failed_rows(run: Run, workplace: Path, tmp_path: Path) -> None:
+def test_exit_codes_of_failed_rows(run, workplace, tmp_path):
     job = f"models: [{RAISING}, {GOOD}]\nengines: [eager, ort-tuned]\ndevice: cpu\nbudget: {FAST}\n"
     finished = run(workplace, job, "--strict", code=1)
     assert set(finished.rows["status"]) == {"failed", "ok", "unsupported"}
@@ -392,7 +390,7 @@ exclude:
     return run(folder, job)
 
 
-def test_onnx_files_run_as_they_are_where_graphs_run(users: Finished) -> None:
+def test_onnx_files_run_as_they_are_where_graphs_run(users):
     files = users.rows.filter(pl.col("model").is_in(["two", "fixed"]))
     assert set(files["precision"]) == {"fp32", "bf16"}
     for row in files.to_dicts():
@@ -412,13 +410,13 @@ def test_onnx_files_run_as_they_are_where_graphs_run(users: Finished) -> None:
     assert "torch module" in users.row("fixed/eager/inference/fp32/b2/r0")["reason"]
 
 
-def test_factors_of_files_are_over_ort(users: Finished) -> None:
+def test_factors_of_files_are_over_ort(users):
     table = pl.read_csv(users.folder / "tables" / "speedup.csv")
     own = table.filter(pl.col("model").is_in(["two", "fixed"]), variant="ort")
     assert own["factor"].to_list() == [1.0] * 2
 
 
-def test_a_module_and_its_hand_made_graph_have_one_reference(users: Finished) -> None:
+def test_a_module_and_its_hand_made_graph_have_one_reference(users):
     for engine in ("eager", "ort"):
         row, unlike = (users.row(f"{model}/{engine}/inference/fp32/b2/r0") for model in ("pair", "unlike"))
         assert (row["status"], row["reference"], row["export_s"]) == ("ok", "eager-fp32-cpu", None), row["reason"]
@@ -521,7 +519,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> 
     return Resumed(path, key, first, second, state(run(folder, None, "--resume", str(path), "--retry", **quiet).done))
 
 
-def test_a_terminal_that_closes_gives_130_and_what_there_is_is_written(resumed: Resumed) -> None:
+def test_a_terminal_that_closes_gives_130_and_what_there_is_is_written(resumed):
     state = resumed.interrupted
     assert (state.code, state.output) == (130, "")
     assert 3 <= len(state.of_eager) < len(CASES)
@@ -533,7 +531,7 @@ def test_a_terminal_that_closes_gives_130_and_what_there_is_is_written(resumed: 
     assert (resumed.folder / "report.html").exists()
 
 
-def test_resume_measures_what_is_missing_and_that_alone(resumed: Resumed) -> None:
+def test_resume_measures_what_is_missing_and_that_alone(resumed):
     before, after = resumed.interrupted, resumed.resumed
     assert after.journal[: len(before.journal)] == before.journal
     assert sorted(after.of_eager) == sorted(CASES), "one line a case"
@@ -544,7 +542,7 @@ def test_resume_measures_what_is_missing_and_that_alone(resumed: Resumed) -> Non
     assert set(before.rows["suite"]) == set(after.rows["suite"]) == {"job"}
 
 
-def test_retry_measures_what_failed_again_and_that_alone(resumed: Resumed) -> None:
+def test_retry_measures_what_failed_again_and_that_alone(resumed):
     before, after = resumed.resumed, resumed.retried
     assert after.journal[: len(before.journal)] == before.journal
     again, failed = after.of_eager[len(CASES) :], CASES[:2]
@@ -556,14 +554,14 @@ def test_retry_measures_what_failed_again_and_that_alone(resumed: Resumed) -> No
     assert set(eager["status"]) == {"ok"}
 
 
-def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> None:
+def test_resumed_sessions_are_added_up_in_the_environment(resumed):
     environment = json.loads((resumed.folder / "environment.json").read_text())
     first, second = environment["earlier_commands"][:2]
     assert first[1:] == ["job.yaml"]
     assert "--resume" in second
 
 
-def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:
+def test_resume_with_only_keeps_the_other_rows(resumed, run):
     workplace = resumed.folder.parents[1]
     append_line(resumed.folder / "journal.jsonl", "{half a li}")
     finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
@@ -572,7 +570,7 @@ def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> No
     assert "\nIgnored 1 damaged line of journal.jsonl; their cases will be measured again" in finished.done.stdout
 
 
-def test_replicates_added_by_resume_confirm_the_chosen_cells_alone(run: Run, workplace: Path) -> None:
+def test_replicates_added_by_resume_confirm_the_chosen_cells_alone(run, workplace):
     first = run(workplace, f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n")
     measured = first.rows["case_id"].to_list()
     only = "variant=ort,precision=fp32"
@@ -585,7 +583,7 @@ def test_replicates_added_by_resume_confirm_the_chosen_cells_alone(run: Run, wor
 # Options.
 
 
-def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace: Path) -> None:
+def test_only_output_quick_and_device(profiler, cache, workplace):
     # Without --quick this would take a million samples.
     budget = "{seconds: 3600, min_samples: 1000000, max_samples: 1000000, timeout: 9999}"
     (workplace / "job.yaml").write_text(
@@ -606,30 +604,30 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
 
 
-def test_a_limit_of_a_percentile_takes_the_samples_that_it_needs() -> None:
+def test_a_limit_of_a_percentile_takes_the_samples_that_it_needs():
     for limits, samples in ((["2"], None), (["p90=2"], 64), (["3", "p90=2", "p99=4"], 662)):
         asked = Options(config=Path("net"), quick=True, max_latency_ms=limits)
         assert command._overrides(asked)["budget"]["min_samples"] == (samples or 3)
 
 
-def test_seconds_that_are_given_win_over_quicks() -> None:
+def test_seconds_that_are_given_win_over_quicks():
     found = [command._overrides(Options(config=Path("net"), quick=True, seconds=s))["budget"] for s in (9.0, None)]
     assert found == [{"seconds": 9.0, "min_samples": 3}, {"seconds": 0.3, "min_samples": 3}]
 
 
-def test_a_report_that_fails_is_one_line_that_says_how_to_try_again() -> None:
+def test_a_report_that_fails_is_one_line_that_says_how_to_try_again():
     said = on_console(lambda console: command.write_report(Path("a run"), pl.DataFrame(), console))
     assert re.fullmatch(r"no report: .+; try again: python -m profiler report 'a run'\n", said), said
 
 
-def test_what_is_left_is_gone_on_with_as_it_was_begun(workplace: Path) -> None:
+def test_what_is_left_is_gone_on_with_as_it_was_begun(workplace):
     options = Options(only=["model=good"], wait_for_idle=10.0, strict=True)
     start: Any = SimpleNamespace(options=options, config=SimpleNamespace(largest_batch=LargestBatch()))
     left = command._what_is_left(start, RunFolder(workplace))
     assert left.endswith(f"--resume {workplace} --only model=good --wait-for-idle 10 --strict")
 
 
-def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workplace: Path) -> None:
+def test_dry_run_prints_every_case_and_makes_nothing(profiler, workplace):
     (workplace / "job.yaml").write_text(FULL)
     before = sorted(workplace.iterdir())
     done = profiler("job.yaml", "--dry-run", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
@@ -640,7 +638,7 @@ def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workpla
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
-def test_cuda_without_a_gpu_gives_2(profiler: Profiler, workplace: Path) -> None:
+def test_cuda_without_a_gpu_gives_2(profiler, workplace):
     (workplace / "job.yaml").write_text(f"models: [{GOOD}]\nengines: [eager]\n")
     done = profiler("job.yaml", "--device", "cuda", cwd=workplace)
     assert done.returncode == 2
@@ -667,9 +665,7 @@ WRONG: list[tuple[str | None, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("job", "arguments", "words"), WRONG)
-def test_what_cannot_be_used_gives_2_and_one_message(
-    profiler: Profiler, workplace: Path, job: str | None, arguments: list[str], words: list[str]
-) -> None:
+def test_what_cannot_be_used_gives_2_and_one_message(profiler, workplace, job, arguments, words):
     if job is not None:
         (workplace / "job.yaml").write_text(job)
     done = profiler(*arguments, cwd=workplace)

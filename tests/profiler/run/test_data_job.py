@@ -78,7 +78,7 @@ def rows(run: Path) -> dict[str, dict[str, Any]]:
     return {f"{row['model']}/{row['variant']}/{row['precision']}": row for row in table.to_dicts()}
 
 
-def test_each_item_is_scored_like_by_an_independent_script(run: Path, rows: dict[str, Any]) -> None:
+def test_each_item_is_scored_like_by_an_independent_script(run, rows):
     x = (load_digits().images / 16).astype(np.float32)[TRAINED:, None]
     labels = load_digits().target[TRAINED:]
     space: dict[str, Any] = {"__file__": str(run.parent.parent / "nets.py")}
@@ -102,7 +102,7 @@ def test_each_item_is_scored_like_by_an_independent_script(run: Path, rows: dict
     assert 0.85 < rows["digits/eager/fp32"]["accuracy"] < 1
 
 
-def test_the_loss_has_an_interval_and_int8_calibrates_on_other_items(rows: dict[str, Any]) -> None:
+def test_the_loss_has_an_interval_and_int8_calibrates_on_other_items(rows):
     base, int8 = rows["digits/eager/fp32"], rows["digits/ort/int8"]
     assert (base["accuracy_loss"], base["accuracy_loss_low"], base["accuracy_loss_high"]) == (0, 0, 0)
     assert int8["accuracy_loss"] == pytest.approx(base["accuracy"] - int8["accuracy"])
@@ -110,13 +110,13 @@ def test_the_loss_has_an_interval_and_int8_calibrates_on_other_items(rows: dict[
     assert int8["calibrated"] and not any(text.startswith("calibration") for text in int8["warnings"])
 
 
-def test_a_metric_that_fails_costs_no_figure(rows: dict[str, Any]) -> None:
+def test_a_metric_that_fails_costs_no_figure(rows):
     row = rows["metric/eager/fp32"]
     assert row["status"] == "ok" and row["latency_ms"] and row["accuracy"] is None
     assert any(text.startswith("no-accuracy: ") and "no such score" in text for text in row["warnings"])
 
 
-def test_recommend_holds_the_end_of_the_interval_against_the_limit(run: Path, profiler: Profiler) -> None:
+def test_recommend_holds_the_end_of_the_interval_against_the_limit(run, profiler):
     def answer(*words: str) -> dict[str, Any]:
         done = profiler("recommend", str(run), "--model", "digits", "--format", "json", *words, cwd=run)
         data: dict[str, Any] = json.loads(done.stdout)
@@ -134,7 +134,7 @@ def test_recommend_holds_the_end_of_the_interval_against_the_limit(run: Path, pr
         assert wrong.returncode == 2 and "a percentage such as 0.5%" in wrong.stderr
 
 
-def test_a_run_is_not_resumed_with_other_labels(run: Path, profiler: Profiler) -> None:
+def test_a_run_is_not_resumed_with_other_labels(run, profiler):
     folder = run.parent.parent
     data = dict(np.load(folder / "digits.npz"))
     np.savez(folder / "digits.npz", x=data["x"], labels=9 - data["labels"])
@@ -145,7 +145,7 @@ def test_a_run_is_not_resumed_with_other_labels(run: Path, profiler: Profiler) -
     assert done.returncode == 2 and "labels" in done.stderr
 
 
-def test_explain_scores_the_graph_before_and_after(run: Path, profiler: Profiler) -> None:
+def test_explain_scores_the_graph_before_and_after(run, profiler):
     done = profiler("explain", str(run), "--model", "digits", "--configuration", "ort/int8", cwd=run.parent.parent)
     assert done.returncode == 0, done.stderr
     print(done.stdout)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 from hanging import end_once
-from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
@@ -115,13 +114,13 @@ def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
         config = SimpleNamespace(path=(str(folder),))
         run = SimpleNamespace(run=SimpleNamespace(logs=folder), config=config, deadline=math.inf)
         with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-            supervisor = module.Supervisor(run, watcher, alone)  # type: ignore[arg-type]
+            supervisor = module.Supervisor(run, watcher, alone)
             return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)
 
     return measured
 
 
-def test_a_row_outlives_a_session_that_cannot_be_closed(measured: Measured, warning: str) -> None:
+def test_a_row_outlives_a_session_that_cannot_be_closed(measured, warning):
     result = measured(2)
     assert (result.status, result.reason) == ("ok", None)
     # Without the line of code that an error names.
@@ -132,9 +131,7 @@ def test_a_row_outlives_a_session_that_cannot_be_closed(measured: Measured, warn
     assert result.phases.keys() >= {"load", "measure", "check", "end"}
 
 
-def test_a_case_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(
-    measured: Measured, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(measured, folder, monkeypatch):
     monkeypatch.setenv("FAILING_BATCH", "4")
     result = measured(4)
     assert result.status == "failed"
@@ -178,9 +175,7 @@ exclude: [{{replicate: [1, 2]}}]
 
 
 @pytest.mark.parametrize("spoiling", ["cache", "truncated", "results"])
-def test_what_vanishes_during_a_run_is_made_again_or_ends_it_in_a_sentence(
-    profiler: Profiler, tmp_path: Path, spoiling: str
-) -> None:
+def test_what_vanishes_during_a_run_is_made_again_or_ends_it_in_a_sentence(profiler, tmp_path, spoiling):
     (tmp_path / "vanishing.py").write_text(VANISHING)
     (tmp_path / "job.yaml").write_text(VANISHING_JOB.format(tmp_path, spoiling))
     done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))

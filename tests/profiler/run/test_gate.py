@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
@@ -47,14 +45,12 @@ def cell(*ratios: float, problem: str | None = None) -> Pair:
         (Pair(CASE, OLD, problem="the old side: failed"), None, "the old side: failed"),
     ],
 )
-def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(
-    measured: Pair, expected: bool | None, words: str
-) -> None:
+def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(measured, expected, words):
     assert measured.is_slower(0.05) is expected
     assert words in measured.describe("old", 0.05)
 
 
-def test_of_two_models_the_cells_are_paired_whatever_their_names() -> None:
+def test_of_two_models_the_cells_are_paired_whatever_their_names():
     unsupported = replace(CASE, precision="fp16", unsupported="not here")
     (one,), alone = pair(
         [CASE, replace(CASE, replicate=1), unsupported], [OLD, replace(OLD, precision="fp16", unsupported="not here")]
@@ -65,7 +61,7 @@ def test_of_two_models_the_cells_are_paired_whatever_their_names() -> None:
     assert {each.tests for each in both} == {2}
 
 
-def test_of_jobs_with_several_models_the_names_count() -> None:
+def test_of_jobs_with_several_models_the_names_count():
     (one,), alone = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
     assert one.new == one.old == OLD
     assert alone == 2
@@ -73,7 +69,7 @@ def test_of_jobs_with_several_models_the_names_count() -> None:
         pair([CASE], [replace(OLD, batch_size=2)])
 
 
-def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
     monkeypatch.setattr(gate, "_latency", lambda side, case, number: side.latencies.pop(0))
 
     def side(*latencies: float | None) -> Any:
@@ -86,7 +82,7 @@ def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch: pytest.Monke
     assert len(begun.logs) == 1 and begun.problem is None
 
 
-def test_junit_has_a_test_a_cell(tmp_path: Path) -> None:
+def test_junit_has_a_test_a_cell(tmp_path):
     cells = [cell(1.3, 1.3, 1.3), cell(1.0, 1.0, 1.0, 1.0), cell(1.0)]
     for one, seconds in zip(cells, (2.0, 0.5, 0.0), strict=True):
         one.seconds, one.next_seconds = seconds, math.inf  # As after a round that did not end.
@@ -104,17 +100,17 @@ def test_junit_has_a_test_a_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("3m", 180), ("1.5 h", 5400)])
-def test_a_time(text: str, seconds: float) -> None:
+def test_a_time(text, seconds):
     assert read_seconds("--within", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["90", "3 minutes", "0s", "-3m", ""])
-def test_what_is_no_time(text: str) -> None:
+def test_what_is_no_time(text):
     with pytest.raises(ConfigError, match="--within: expected a time such as 90s"):
         read_seconds("--within", text)
 
 
-def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path, profiler: Profiler) -> None:
+def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path, profiler):
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path)]
     (tmp_path / "net.py").write_text(NET.format(2))
     for words in (["init", "-q"], ["add", "net.py"], ["commit", "-qm", "small"]):
@@ -143,7 +139,7 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path,
         assert told in refused.stderr
 
 
-def test_what_does_not_run_any_more_fails(tmp_path: Path, profiler: Profiler) -> None:
+def test_what_does_not_run_any_more_fails(tmp_path, profiler):
     (tmp_path / "net.py").write_text(NET.format(2) + "\n\ndef broken():\n    raise ValueError('no weights')\n")
     done = profiler("net:broken", "--against", "net:make", "--input", "256", "--within", "9s", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_terminal_and_tables_show_the_run_as_before(name: str, tmp_path: Path) -> None:
+def test_terminal_and_tables_show_the_run_as_before(name, tmp_path):
     results, samples = (frame.collect() for frame in load(GOLDEN / name))
     assert set(results.schema.items()) <= set(RESULTS.items())
     assert dict(samples.schema) == SAMPLES
@@ -40,7 +40,7 @@ def test_terminal_and_tables_show_the_run_as_before(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_intervals_are_what_this_code_makes_of_the_samples(name: str) -> None:
+def test_intervals_are_what_this_code_makes_of_the_samples(name):
     results, samples = (frame.collect() for frame in load(GOLDEN / name))
     series = samples.partition_by(["case_id", "clock"], as_dict=True)
     for row in results.filter(status="ok").iter_rows(named=True):

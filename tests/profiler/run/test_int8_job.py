@@ -54,7 +54,7 @@ def rows(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {f"{row['model']}/{row['variant']}": row for row in results.iter_rows(named=True)}
 
 
-def test_a_graph_is_quantized_and_its_calibration_is_told(rows: dict[str, dict[str, Any]]) -> None:
+def test_a_graph_is_quantized_and_its_calibration_is_told(rows):
     row = rows["seeded/ort"]
     assert (row["status"], row["reason"]) == ("ok", None)
     assert json.loads(row["proof"])["compute_types"] == {"int8": 2}
@@ -69,7 +69,7 @@ def test_a_graph_is_quantized_and_its_calibration_is_told(rows: dict[str, dict[s
     assert row["rel_l2_error"] != rows["calibrated/ort"]["rel_l2_error"]
 
 
-def test_what_stays_in_float_is_remarked_or_fails(rows: dict[str, dict[str, Any]]) -> None:
+def test_what_stays_in_float_is_remarked_or_fails(rows):
     expected = {
         "seeded/plain": ("failed", "asked for int8, computed in float32"),
         "misfit/ort": ("failed", "a.npy: uint8 of shape (2, 3, 16, 16), but an item is float32"),
@@ -83,7 +83,7 @@ def test_what_stays_in_float_is_remarked_or_fails(rows: dict[str, dict[str, Any]
     assert "mixed-precision: 1 of 2 convolutions and products computed in float32" in rows["half/ort"]["warnings"]
 
 
-def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows: dict[str, dict[str, Any]]) -> None:
+def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows):
     row, without = rows["seeded/eager"], rows["half/eager"]
     assert without["status"] == "unsupported"
     if importlib.util.find_spec("torchao") is None:

@@ -37,7 +37,7 @@ def tried(boundary: int, limit: int = 1 << 20, resolution: float = 0.05, start: 
 
 
 @pytest.mark.parametrize("boundary", [0, 1, 2, 3, 17, 100, 1023, 1024, 54_321])
-def test_the_boundary_is_found_by_doubling_and_halving(boundary: int) -> None:
+def test_the_boundary_is_found_by_doubling_and_halving(boundary):
     exact = tried(boundary, resolution=1e-9)
     assert max((batch for batch, status in exact.items() if status == "ok"), default=0) == boundary
     assert exact[boundary + 1] == "oom"
@@ -48,7 +48,7 @@ def test_the_boundary_is_found_by_doubling_and_halving(boundary: int) -> None:
     assert next(iter(tried(boundary, start=16))) == 16
 
 
-def test_a_search_ends_at_its_limit_and_where_a_smaller_batch_mends_nothing() -> None:
+def test_a_search_ends_at_its_limit_and_where_a_smaller_batch_mends_nothing():
     assert [*tried(10**9, limit=40, start=16)] == [16, 32, 40]
     assert next_batch({16: "ok", 32: "timeout"}, 64, 0.05) is None
     assert next_batch({16: "ok", 32: "unsupported"}, 64, 0.05) is None
@@ -59,12 +59,12 @@ def test_a_search_ends_at_its_limit_and_where_a_smaller_batch_mends_nothing() ->
     ("measured", "first"),
     [({1: "ok", 16: "ok", 32: "oom"}, 16), ({1: "oom"}, 1), ({1: "failed"}, None), ({}, None)],
 )
-def test_a_search_starts_at_the_largest_case_that_ran(measured: dict[int, Status], first: int | None) -> None:
+def test_a_search_starts_at_the_largest_case_that_ran(measured, first):
     assert Search(CASE, LargestBatch(), measured).next_batch() == first
     assert short(Budget()).max_samples == 3
 
 
-def test_a_batch_beyond_the_main_memory_is_not_tried() -> None:
+def test_a_batch_beyond_the_main_memory_is_not_tried():
     search, specs = Search(CASE, LargestBatch(), {1: "ok"}), [TensorSpec("x", ("batch", 1 << 18), "float32")]
     search.add(1, "ok", 100.0)
     assert search.refuse(2, specs, 1000.0) is None
@@ -181,7 +181,7 @@ exclude: [{{model: short, pass: training}}, {{model: short, batch_size: 1}}, {{p
     return start(folder, job)
 
 
-def test_the_largest_batch_is_found_to_the_item(largest: Finished) -> None:
+def test_the_largest_batch_is_found_to_the_item(largest):
     tries = load_largest_batches(largest.folder).collect()
     found = {
         key: dict(zip(rows["batch_size"], rows["status"], strict=True))
@@ -196,7 +196,7 @@ def test_the_largest_batch_is_found_to_the_item(largest: Finished) -> None:
         assert row["status"] == "ok" or row["reason"]
 
 
-def test_tries_are_no_cases_and_have_a_table_of_their_own(largest: Finished) -> None:
+def test_tries_are_no_cases_and_have_a_table_of_their_own(largest):
     assert set(pl.read_parquet(largest.folder / "results.parquet")["batch_size"]) == {1, 16}
     assert len(largest.lines("journal")) == 4
     table = pl.read_csv(largest.folder / "tables" / "largest-batch.csv")
@@ -207,7 +207,7 @@ def test_tries_are_no_cases_and_have_a_table_of_their_own(largest: Finished) -> 
     assert "The largest batch that fits" in largest.output
 
 
-def test_resuming_a_run_that_is_whole_measures_nothing(largest: Finished, start: Callable[..., Finished]) -> None:
+def test_resuming_a_run_that_is_whole_measures_nothing(largest, start):
     before = largest.journals
     again = start(largest.folder.parents[1], None, "--resume", str(largest.folder))
     assert again.journals == before
@@ -262,9 +262,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finis
     return [*states, run.journals]
 
 
-def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_again(
-    resumed: list[tuple[Rows, Rows]],
-) -> None:
+def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_again(resumed):
     (first, none), (second, some), (whole, tries), (all_cases, all_tries) = resumed
     assert (1 <= len(first) < 3, none) == (True, []), "it was interrupted before the search"
     assert second[: len(first)] == first

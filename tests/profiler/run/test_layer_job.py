@@ -44,7 +44,7 @@ def only(results: pl.DataFrame, **equal: str) -> list[dict[str, Any]]:
     return results.filter(*(pl.col(key) == value for key, value in equal.items())).to_dicts()
 
 
-def test_training_pass_of_a_layer_is_measured_and_checked(results: pl.DataFrame) -> None:
+def test_training_pass_of_a_layer_is_measured_and_checked(results):
     rows = only(results, engine="eager", status="ok", **{"pass": "training"})
     ran = {row["case_id"].replace("/training/fp32", "").removesuffix("/r0") for row in rows}
     assert ran == {"L4/eager/b3", "L5/eager/b2", "L5/eager-channels-last/b2"}
@@ -58,7 +58,7 @@ def test_training_pass_of_a_layer_is_measured_and_checked(results: pl.DataFrame)
         assert not [w for w in row["warnings"] if w.startswith(("no-layers", "unchecked", "inaccurate"))]
 
 
-def test_work_of_a_layer_is_its_three_parts(results: pl.DataFrame) -> None:
+def test_work_of_a_layer_is_its_three_parts(results):
     for name, layer in (("L4", LAYERS["L4"]), ("L5", LAYERS["L5"])):
         (training,) = only(results, model=name, variant="eager", **{"pass": "training"})
         (inference,) = only(results, model=name, variant="eager", **{"pass": "inference"})
@@ -70,14 +70,14 @@ def test_work_of_a_layer_is_its_three_parts(results: pl.DataFrame) -> None:
         assert training["tflops"] == pytest.approx(rate)
 
 
-def test_inference_pass_is_the_forward_part_of_every_engine(results: pl.DataFrame) -> None:
+def test_inference_pass_is_the_forward_part_of_every_engine(results):
     for variant in ("eager", "eager-channels-last", "ort"):
         rows = only(results, variant=variant, **{"pass": "inference"})
         assert [row["status"] for row in rows] == ["ok"] * (2 if variant == "eager" else 1)
         assert all(row["rel_l2_error"] < 1e-5 for row in rows)
 
 
-def test_table_has_all_that_was_measured_and_why_the_rest_was_not(results: pl.DataFrame) -> None:
+def test_table_has_all_that_was_measured_and_why_the_rest_was_not(results):
     rows = layer_rows(results)
     assert len(rows) == 1 + 4
     for row in only(rows, engine="eager", status="ok"):
@@ -99,7 +99,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_training_pass_of_a_layer_has_no_loss_and_no_word_of_it_in_its_id(tmp_path: Path) -> None:
+def test_training_pass_of_a_layer_has_no_loss_and_no_word_of_it_in_its_id(tmp_path):
     cases = make_plan(load_config(write(tmp_path, JOB)), "cpu")
     for case in cases:
         assert case.training == (Training(head="logits") if case.pass_ == "training" else PLAIN)

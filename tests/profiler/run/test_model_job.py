@@ -70,7 +70,7 @@ def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) ->
         ),
     ],
 )
-def test_the_model_and_its_inputs(line: str, entry: dict[str, Any]) -> None:
+def test_the_model_and_its_inputs(line, entry):
     (model,) = job(line).models
     assert {key: getattr(model, key) for key in entry} == entry
 
@@ -82,19 +82,19 @@ def test_the_model_and_its_inputs(line: str, entry: dict[str, Any]) -> None:
         ("hf:BertModel", {"library": "hf", "inputs": {}}),
     ],
 )
-def test_a_librarys_model(line: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librarys_model(line, expected, monkeypatch):
     monkeypatch.setattr(model_job, "not_installed", lambda library: None)
     (model,) = job(line).models
     assert {key: getattr(model, key) for key in expected} == expected
 
 
-def test_an_array_of_a_file_is_found_from_the_current_folder(folder: Path) -> None:
+def test_an_array_of_a_file_is_found_from_the_current_folder(folder):
     config = job(f"{WORDS} --input input_ids=ids.npy")
     assert config.models[0].inputs["input_ids"].data == folder / "ids.npy"
     assert config.shapes == {"sequence": [64]}
 
 
-def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_usual_depends_on_the_device(monkeypatch):
     monkeypatch.setattr(model_job, "missing", lambda engine, device: [])
     monkeypatch.setattr(model_job, "has_bf16", lambda: True)
     on_cpu, on_gpu = job("resnet18"), job("resnet18", "cuda")
@@ -113,7 +113,7 @@ def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
     assert "trt-rtx" not in [entry.label for entry in h100.engines], "which does not run there"
 
 
-def test_what_is_not_installed_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_left_out_unless_asked_for(monkeypatch):
     monkeypatch.setattr(requirements, "_is_installed", lambda module: module != "openvino")
     assert "openvino" not in [entry.label for entry in job("resnet18").engines]
     assert [entry.label for entry in job("resnet18 --engine openvino").engines] == ["openvino"], "a row says what lacks"
@@ -123,7 +123,7 @@ def test_what_is_not_installed_is_left_out_unless_asked_for(monkeypatch: pytest.
     assert model_job.not_tried(model_job.model_job("resnet18", options(asked)), "cpu") == []
 
 
-def test_an_onnx_file_is_measured_in_what_takes_graphs() -> None:
+def test_an_onnx_file_is_measured_in_what_takes_graphs():
     config = job("free.onnx")
     assert {PRESETS[entry.label].engine for entry in config.engines} <= {"ort", "openvino"}
     assert config.batch_sizes == [1, 16]
@@ -131,7 +131,7 @@ def test_an_onnx_file_is_measured_in_what_takes_graphs() -> None:
     assert job("fixed.onnx").batch_sizes == job("fixed.onnx --batch 2").batch_sizes == [2]
 
 
-def test_what_is_given_is_taken() -> None:
+def test_what_is_given_is_taken():
     line = "resnet18 --batch 4,8 --precision fp32,bf16 --engine ort,eager --engine trt --pass training --device cpu"
     config = job(line)
     assert (config.batch_sizes, config.precisions, config.passes) == ([4, 8], ["fp32", "bf16"], ["training"])
@@ -142,7 +142,7 @@ def test_what_is_given_is_taken() -> None:
     assert (config.machine.label, config.output) == ("Desk", Path("out").resolve())
 
 
-def test_a_range_of_values_may_be_of_any_numbers() -> None:
+def test_a_range_of_values_may_be_of_any_numbers():
     for text, ends in (("-1,1", (-1, 1)), ("0.5,1e3", (0.5, 1000))):
         (entry,) = job(f"free.onnx --input x={text}").models
         (values,) = entry.inputs.values()
@@ -189,9 +189,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "sentence"), REFUSED)
-def test_what_cannot_be_used_is_refused_by_what_was_typed(
-    line: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_used_is_refused_by_what_was_typed(line, sentence, monkeypatch):
     monkeypatch.setattr(model_job, "not_installed", lambda library: None)
     Path("fake.onnx").write_text("no graph")
     Path("fake.py").write_text("make = 1")
@@ -201,7 +199,7 @@ def test_what_cannot_be_used_is_refused_by_what_was_typed(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_comes_before_a_network() -> None:
+def test_a_file_comes_before_a_network():
     Path("resnet18").write_text("models: [vgg16]\nengines: [eager]\n")
     assert [model.name for model in job("resnet18").models] == ["vgg16"]
     Path("resnet50").mkdir()

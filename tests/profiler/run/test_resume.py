@@ -106,9 +106,6 @@ def resume(begun: Path, place: Path, profiler: Profiler) -> Callable[..., Comple
     return start
 
 
-Resume = Callable[..., CompletedProcess[str]]
-
-
 def files_of(run: Path) -> dict[str, bytes]:
     found = (f for f in run.rglob("*") if f.is_file() and "logs" not in f.parts and f.name != "lock")
     return {str(f.relative_to(run)): f.read_bytes() for f in found}
@@ -134,7 +131,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_run_of_another_network_is_not_resumed(begun: Path, place: Path, resume: Resume, what: str) -> None:
+def test_a_run_of_another_network_is_not_resumed(begun, place, resume, what):
     model, change, words = CHANGES[what]
     before = files_of(place / "run")
     change(begun)
@@ -142,7 +139,7 @@ def test_a_run_of_another_network_is_not_resumed(begun: Path, place: Path, resum
     assert files_of(place / "run") == before, "and nothing has been written"
 
 
-def test_another_network_than_was_measured_is_not_exported(begun: Path, place: Path, profiler: Profiler) -> None:
+def test_another_network_than_was_measured_is_not_exported(begun, place, profiler):
     model, change, words = CHANGES["a helper"]
     change(begun)
     arguments = (
@@ -164,7 +161,7 @@ MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torc
 
 
 @pytest.mark.parametrize("key", MACHINES)
-def test_a_run_of_another_machine_is_not_resumed(place: Path, resume: Resume, key: str) -> None:
+def test_a_run_of_another_machine_is_not_resumed(place, resume, key):
     path = place / "run" / "environment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: MACHINES[key]}))
     before = files_of(place / "run")
@@ -172,7 +169,7 @@ def test_a_run_of_another_machine_is_not_resumed(place: Path, resume: Resume, ke
     assert files_of(place / "run") == before
 
 
-def test_a_run_whose_journal_cannot_be_read_keeps_its_results(place: Path, resume: Resume) -> None:
+def test_a_run_whose_journal_cannot_be_read_keeps_its_results(place, resume):
     journal = place / "run" / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"samples"', '"times"'))  # As another version might call them.
     before = files_of(place / "run")
@@ -180,9 +177,7 @@ def test_a_run_whose_journal_cannot_be_read_keeps_its_results(place: Path, resum
     assert files_of(place / "run") == before
 
 
-def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environment(
-    begun: Path, place: Path, resume: Resume
-) -> None:
+def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environment(begun, place, resume):
     run = place / "run"
     # The run was begun on another host of the same kind, as its rows say.
     lines = read_lines(run / "journal.jsonl")

@@ -33,7 +33,6 @@ from profiler.run import command
 from profiler.run import runner as module
 from profiler.run.progress import Display
 from profiler.run.runner import Runner, is_better
-from profiler.run.watch import Quiet
 from profiler.worker.prepare_model import build_ahead
 from profiler.worker.task import Prepared, Task
 
@@ -90,7 +89,7 @@ def take(
         (take(0.4), take(0.0, "failed", kind=""), False),
     ],
 )
-def test_the_less_disturbed_take_counts_and_never_the_faster_one(first: Result, second: Result, counts: bool) -> None:
+def test_the_less_disturbed_take_counts_and_never_the_faster_one(first, second, counts):
     assert is_better(second, first) == counts
 
 
@@ -104,9 +103,7 @@ def test_the_less_disturbed_take_counts_and_never_the_faster_one(first: Result, 
         ("ok", ["throttled", "remeasured"], True, True),
     ],
 )
-def test_retry_measures_what_failed_or_was_slowed_down(
-    status: Status, kinds: list[str], retry: bool, waits: bool
-) -> None:
+def test_retry_measures_what_failed_or_was_slowed_down(status, kinds, retry, waits):
     result = Result(case().id, status, warnings=[Warning(kind, "as it was") for kind in kinds])
     assert command.waiting({case().id: result}, [case()], retry) == [case()] * waits
 
@@ -150,7 +147,7 @@ def cool(ms: float) -> Result:
     return take(ms=ms, kind="")
 
 
-def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_end(run: Run) -> None:
+def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_end(run):
     cooler = [take(0.5, ms=7.0), take(0.4, ms=6.0)]
     folder, display, measured = run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)], "c": cooler}, repeats=9)
     a, b, c = (case(name).id for name in "abc")
@@ -168,9 +165,7 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
     assert later == pytest.approx([2 * SECONDS, SECONDS]), "as the cases so far"
 
 
-def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(run, monkeypatch):
     known = []
     monkeypatch.setattr(Runner, "missing_replicates", lambda runner, _: known.append([*runner.display.told]) or [])
     run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)]}, repeats=9)
@@ -179,7 +174,7 @@ def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(
 
 
 @pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 4)])
-def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repeats: float, again: int) -> None:
+def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run, repeats, again):
     _, _, measured = run({name: hot(9.0, 8.0, 7.0) for name in "abcd"}, repeats)
     assert measured == 4 + again
 
@@ -187,9 +182,7 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repe
 @pytest.mark.parametrize(
     ("shares", "busy_share", "again"), [([0.5] * 3, 0.4, 0), ([0.5] * 3, 0.0, 3), ([0.5, 0.5, 0.1], 0.4, 3)]
 )
-def test_after_three_hopeless_cases_a_busy_machine_is_asked_for_no_more(
-    run: Run, monkeypatch: pytest.MonkeyPatch, shares: list[float], busy_share: float, again: int
-) -> None:
+def test_after_three_hopeless_cases_a_busy_machine_is_asked_for_no_more(run, monkeypatch, shares, busy_share, again):
     monkeypatch.setattr(module, "busy_share", lambda: busy_share)
     _, display, measured = run(
         {name: [take(share), take(share)] for name, share in zip("abc", shares, strict=True)}, repeats=9
@@ -200,12 +193,12 @@ def test_after_three_hopeless_cases_a_busy_machine_is_asked_for_no_more(
 
 
 @pytest.mark.parametrize("status", ["failed", "timeout"])
-def test_what_failed_is_not_measured_again_though_it_was_disturbed(run: Run, status: Status) -> None:
+def test_what_failed_is_not_measured_again_though_it_was_disturbed(run, status):
     _, display, _ = run({"a": [take(0.5, status)]}, repeats=9)
     assert (display.told, display.announced) == ([case().id], [])
 
 
-def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
+def test_another_time_that_failed_does_not_lose_the_first(run):
     folder, display, _ = run({"a": [*hot(9.0), take(status="timeout", kind="")], "b": hot(9.0)}, repeats=0)
     assert len(display.told) == 2
     takes = {"a": [take(status="timeout", kind="")], "b": [cool(5.0)]}
@@ -217,11 +210,10 @@ def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
 
 TRIAL = "eager+channels_last"
 RIGHT = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
-Play = Callable[..., list[str]]
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """`play(cases, ms, within, search=True)` gives each case its `ms(case)`, 10 s later; returns what counted."""
 
     def go(
@@ -256,8 +248,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     [(100.0, ["eager", *"bcdef", "eager", *"gh"]), (150.0, ["eager", *"bcdefghi", *[TRIAL] * 3, "h"])],
 )
 def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_comes_last(
-    play: Play, monkeypatch: pytest.MonkeyPatch, within: float, names: list[str]
-) -> None:
+    play, monkeypatch, within, names
+):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
     monkeypatch.setattr(plan, "MOST_PROCESSES", 2)
     ms = lambda each: 1.0 if each.options else 4.0 if each.is_base else 40.0  # noqa: E731
@@ -271,21 +263,19 @@ def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_
 @pytest.mark.parametrize(
     ("within", "names"), [(60.0, ["eager", *"bc", "b", "b"]), (110.0, ["eager", *"bcdefg", "b", "b", "h"])]
 )
-def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_cases(
-    play: Play, within: float, names: list[str]
-) -> None:
+def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_cases(play, within, names):
     ms = lambda each: 1.0 if each.variant == "b" else 40.0  # noqa: E731
     told = play([case(name) for name in ("eager", *"bcdefgh")], ms, within, budget={"repeats": 0})
     assert [name.partition("/")[0] for name in told] == names
 
 
 @pytest.mark.parametrize(("within", "first"), [(None, "compiled"), (900.0, "eager")])
-def test_a_run_with_little_time_begins_with_its_base(play: Play, within: float | None, first: str) -> None:
+def test_a_run_with_little_time_begins_with_its_base(play, within, first):
     cases = [replace(case("compiled"), engine="compiled"), case("eager")]
     assert play(cases, lambda _: 1.0, within)[0].partition("/")[0] == first
 
 
-def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path: Path) -> None:
+def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path):
     folder, config = RunFolder.create(tmp_path), config_of({"models": ["alexnet"], "engines": ["eager"]})
     for result in (cool(1.0), take(0.5, of="b"), take(0.5, "failed", of="c")):
         folder.append(result)
@@ -298,14 +288,14 @@ LOW = {"fp32_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 100.0}
 """As measured on two cores while others took 70 % of them."""
 
 
-def test_roofs_that_cannot_be_measured_are_none_and_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roofs_that_cannot_be_measured_are_none_and_in_doubt(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_one", lambda call: Outcome("failed", "no time"))
     config, environment = config_of({"models": ["alexnet"], "engines": ["eager"]}), dict[str, Any]()
     Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], environment, Told())._measure_roofs([case()])
     assert environment == {"roofs": {}, "roofs_quiet": False}
 
 
-def test_a_later_wave_measures_only_the_roofs_that_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_wave_measures_only_the_roofs_that_lack(tmp_path, monkeypatch):
     asked: list[Any] = []
 
     def run_one(call: Call) -> Outcome:
@@ -324,7 +314,7 @@ def test_a_later_wave_measures_only_the_roofs_that_lack(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("ms", "quiet", "status"), [(0.1, True, "failed"), (0.1, False, "ok"), (20.0, True, "ok"), (40.0, True, "ok")]
 )
-def test_only_what_is_impossible_on_a_quiet_machine_fails(run: Run, ms: float, quiet: bool, status: str) -> None:
+def test_only_what_is_impossible_on_a_quiet_machine_fails(run, ms, quiet, status):
     result = replace(cool(ms), figures={"flops_per_item": 1e9, "moved_mib": 10.0}, reference="eager-fp32-cpu")
     result.proof = Proof(compute_types={"float32": 3})
     result.samples = {"host": [ms] * 3}
@@ -348,7 +338,7 @@ class Watched:
 
 def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
     runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()), deadline=math.inf)
-    return module.Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
+    return module.Supervisor(runner, watcher, quiet)
 
 
 def building(asked: list[str]) -> Callable[..., Generator[int]]:
@@ -364,9 +354,7 @@ def building(asked: list[str]) -> Callable[..., Generator[int]]:
 
 
 @pytest.mark.parametrize(("left", "built"), [(math.inf, 4), (30.0, 0), (75.0, 2), (140.0, 4)])
-def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet, left: float, built: int
-) -> None:
+def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(tmp_path, monkeypatch, alone, left, built):
     asked: list[str] = []
 
     monkeypatch.setattr(module, "run_in_steps", building(asked))
@@ -385,14 +373,8 @@ def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(
     ("cores", "left", "built", "prepared"), [(2, math.inf, [], []), (8, 900.0, [], []), (8, math.inf, "fg", ["ort"])]
 )
 def test_idle_cores_compile_later_cases_and_prepare_the_next_wave(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    alone: Quiet,
-    cores: int,
-    left: float,
-    built: str,
-    prepared: list[str],
-) -> None:
+    tmp_path, monkeypatch, alone, cores, left, built, prepared
+):
     asked, ready = list[str](), list[str]()
     monkeypatch.setattr(module, "run_in_steps", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
@@ -424,7 +406,7 @@ PARTS = ["value", "salvage"]
 
 
 @hypothesis.given(st.sampled_from([*PARTS, *Result.__dataclass_fields__]), st.sampled_from(FORGED), st.booleans())
-def test_whatever_a_process_sends_its_case_has_a_row(part: str, forged: Any, is_kept: bool) -> None:
+def test_whatever_a_process_sends_its_case_has_a_row(part, forged, is_kept):
     result = Result(case().id, "ok", clock="host", samples={"host": [1.0, 2.0]})
     outcome = Outcome("ok", entered={"measure": 2.0, "check": 3.0})
     if part in PARTS:
@@ -446,9 +428,7 @@ def process(call: Call, tick: object) -> Outcome:
     return Outcome("ok", value=result, entered=entered)
 
 
-def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: Quiet
-) -> None:
+def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path, alone):
     monkeypatch.setattr(module, "run_one", process)
     task = Task(case(), Prepared(), Budget())
     got = supervisor(tmp_path, Watched(), alone).measure_one(task, lambda phase: None)
@@ -458,9 +438,7 @@ def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(
 
 
 @pytest.mark.parametrize("shared", [(True, False), (False, True), (False, False)])
-def test_a_row_says_that_another_run_had_the_device_before_or_after_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: tuple[bool, bool]
-) -> None:
+def test_a_row_says_that_another_run_had_the_device_before_or_after_it(monkeypatch, tmp_path, shared):
     monkeypatch.setattr(module, "run_one", process)
     left = list(shared)
     quiet = SimpleNamespace(start=lambda: None, is_shared=lambda: left.pop(0))
@@ -469,7 +447,7 @@ def test_a_row_says_that_another_run_had_the_device_before_or_after_it(
     assert [warning.kind for warning in got.warnings] == ["disturbed"] * any(shared)
 
 
-def test_readings_become_warnings_and_memory_that_only_a_poll_saw() -> None:
+def test_readings_become_warnings_and_memory_that_only_a_poll_saw():
     def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:
         return Reading(0.0, memory_mib, 300.0, 1980.0, 45.0, reasons)
 
@@ -484,18 +462,16 @@ def test_readings_become_warnings_and_memory_that_only_a_poll_saw() -> None:
     assert got.figures["peak_memory_mib"] == 930.0
 
 
-def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
-) -> None:
+def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path, monkeypatch, alone):
     built: list[Job[Any]] = []
 
     def build(job: Job[Any]) -> BuiltAhead:
-        job.phase("build")  # type: ignore[arg-type]
+        job.phase("build")
         built.append(job)
         return BuiltAhead(False, [Warning("engine-cache", "a damaged or foreign file was built again")])
 
     engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
-    monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
     monkeypatch.setitem(ENGINES, "eager", engine)
     called: list[str] = []
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
-import pytest
-from runs import Profiler
 
 from engines.catalog import PRESETS
 from exporters.source import ModelSource
@@ -22,7 +19,7 @@ CASE = Case("net", "eager", "eager", "inference", "fp16", 1, "cuda", 0, ModelSou
 TUNED = replace(CASE, variant="eager-tuned", options=dict(PRESETS["eager-tuned"].options["cuda"]), replicate=2)
 
 
-def test_neighbours_differ_in_one_option_and_are_named_by_what_is_no_default() -> None:
+def test_neighbours_differ_in_one_option_and_are_named_by_what_is_no_default():
     assert [each.variant for each in neighbours(CASE)] == [
         "eager+channels_last",
         "eager+cuda_graph",
@@ -38,15 +35,13 @@ def test_neighbours_differ_in_one_option_and_are_named_by_what_is_no_default() -
     assert label("compiled", {"mode": "max-autotune", "channels_last": False}) == "compiled+mode=max-autotune"
 
 
-def test_options_of_the_other_device_and_more_threads_than_there_are_cores_are_no_neighbours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_options_of_the_other_device_and_more_threads_than_there_are_cores_are_no_neighbours(monkeypatch):
     monkeypatch.setattr(search, "usable_cores", lambda: 4)
     on_cpu = replace(CASE, engine="ort", variant="ort", precision="fp32", device="cpu")
     assert [each.options for each in neighbours(on_cpu)] == [{"threads": 1}, {"threads": 2}]
 
 
-def test_trials_in_a_journal_are_neighbours_of_planned_cases() -> None:
+def test_trials_in_a_journal_are_neighbours_of_planned_cases():
     plan = [replace(TUNED, replicate=0), replace(CASE, engine="ort", variant="ort")]
     trials = [trial for case in plan for trial in neighbours(case)]
     trials += [trial for trial in neighbours(trials[0]) if trial.id not in {case.id for case in (*plan, *trials)}]
@@ -57,9 +52,7 @@ def test_trials_in_a_journal_are_neighbours_of_planned_cases() -> None:
     assert trials_of([labelled.id], [CASE, labelled]) == [], "a label of the user's is no trial"
 
 
-def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
-    tmp_path: Path, profiler: Profiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_tries_options_confirms_the_winner_and_is_resumed(tmp_path, profiler, monkeypatch):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
     monkeypatch.setattr(plan, "MOST_PROCESSES", 3)
@@ -84,7 +77,7 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
     assert "eager+channels_last" in again.stdout
 
 
-def test_a_case_that_hangs_ends_with_the_time_of_the_run_and_is_no_row(tmp_path: Path, profiler: Profiler) -> None:
+def test_a_case_that_hangs_ends_with_the_time_of_the_run_and_is_no_row(tmp_path, profiler):
     (tmp_path / "net.py").write_text(
         "import time\n\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
         "    def forward(self, x):\n        if len(x) == 2:\n            time.sleep(600)\n        return x\n\n\n"

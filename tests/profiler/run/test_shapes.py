@@ -105,7 +105,7 @@ def test_inputs_have_the_shape_and_know_which_axes_vary():
         ([{"name": "vgg16", "shapes": {"width": [64]}}], {}, "models[0].shapes.width: vgg16 is fixed to one shape"),
     ],
 )
-def test_a_name_that_no_model_has_is_refused(models: list[Any], shapes: dict[str, Any], expected: str):
+def test_a_name_that_no_model_has_is_refused(models, shapes, expected):
     with pytest.raises(ConfigError) as caught:
         with_shapes(job(*models, shapes=shapes))
     assert expected in str(caught.value)
@@ -117,7 +117,7 @@ def test_a_resnet_takes_other_images():
 
 
 @pytest.mark.parametrize("shapes", [{"sequence": [-1]}, {"sequence": []}, {"sequence": "8"}])
-def test_sizes_are_a_list_of_numbers_from_0_on(shapes: dict[str, Any]):
+def test_sizes_are_a_list_of_numbers_from_0_on(shapes):
     with pytest.raises(ConfigError, match=r"sequence"):
         job(TEXT, shapes=shapes)
 
@@ -133,7 +133,7 @@ def test_an_optimization_profile_goes_over_the_range_of_sizes():
     assert batch_shapes([spec], 4) == {"x": ((4, 3, 16, 32), (4, 3, 32, 32), (4, 3, 32, 32))}
 
 
-def test_int8_is_quantized_at_the_first_shape_that_its_calibration_data_fit(monkeypatch: pytest.MonkeyPatch):
+def test_int8_is_quantized_at_the_first_shape_that_its_calibration_data_fit(monkeypatch):
     Path("images").mkdir()
     np.save("images/a.npy", np.zeros((2, 3, 24, 32), np.float32))
     model = {**IMAGE, "calibration": "images"}
@@ -163,7 +163,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path
     return folder
 
 
-def test_every_shape_is_measured_and_checked(folder: Path):
+def test_every_shape_is_measured_and_checked(folder):
     [path] = folder.glob("results/*/results.parquet")
     rows = {row["case_id"]: row for row in pl.read_parquet(path).to_dicts()}
     kinds = [("eager", "fp32"), ("ort", "fp32"), ("ort", "int8")]
@@ -176,6 +176,6 @@ def test_every_shape_is_measured_and_checked(folder: Path):
         assert "static-graph" not in str(row["warnings"])
 
 
-def test_one_graph_a_precision_and_one_file_of_weights_serve_every_shape(folder: Path):
+def test_one_graph_a_precision_and_one_file_of_weights_serve_every_shape(folder):
     counts = {kind: len(list((folder / "cache" / kind).glob(f"*{suffix}"))) for kind, suffix in KINDS.items()}
     assert counts == {"onnx": 2, "state": 1, "reference": 2}

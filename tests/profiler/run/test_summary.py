@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import handmade
@@ -84,7 +83,7 @@ LONG_REASONS = [
 
 
 @pytest.mark.parametrize("rows", [LADDER, LONG_ROWS, LONG_REASONS], ids=["ladder", "long names", "long reasons"])
-def test_every_row_and_reason_is_whole_and_nothing_is_wider_than_the_terminal(rows: list[dict[str, Any]]) -> None:
+def test_every_row_and_reason_is_whole_and_nothing_is_wider_than_the_terminal(rows):
     text = printed(*rows)
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 120
@@ -96,7 +95,7 @@ def test_every_row_and_reason_is_whole_and_nothing_is_wider_than_the_terminal(ro
     assert (REASON in " ".join(text.split())) == (rows is LONG_REASONS)
 
 
-def test_a_group_has_a_title_and_its_cells_fastest_first_with_intervals_and_factors() -> None:
+def test_a_group_has_a_title_and_its_cells_fastest_first_with_intervals_and_factors():
     replicates = [row("trt", ms=1.5 * share, replicate=n) for n, share in enumerate((0.999, 1.0, 1.001))]
     rows = [row("eager", ms=6.0), row("ort", ms=3.0), *replicates, row("eager", ms=60.0, batch_size=16)]
     text = printed(*rows)
@@ -110,7 +109,7 @@ def test_a_group_has_a_title_and_its_cells_fastest_first_with_intervals_and_fact
     assert "--replicates" not in text
 
 
-def test_trials_of_a_search_have_a_table_of_their_own() -> None:
+def test_trials_of_a_search_have_a_table_of_their_own():
     rows = row("eager", ms=6.0), row("eager+mine", ms=7.0), row("eager+channels_last", ms=5.0)
     text = printed(*rows, planned=["eager", "eager+mine"])
     own, trials = text.index("net, inference, batch 1\n"), text.index("net, inference, batch 1, trials of the search\n")
@@ -118,7 +117,7 @@ def test_trials_of_a_search_have_a_table_of_their_own() -> None:
     assert trials < text.index("\n eager+channels_last ")
 
 
-def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() -> None:
+def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room():
     more = {**TRAINING, "rel_l2_error_high": None, "gradient_error": 4.567e-6, "throughput": 12345.6}
     rows = [row("eager", ms=1234.5678, **more), row("eager-nocudnn", ms=999.9, forward_ms=400.0, **more)]
     text = printed(*rows)
@@ -132,7 +131,7 @@ def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() 
     assert "Gradient" not in inference and "Forward" not in inference
 
 
-def test_columns_are_there_where_their_figures_are() -> None:
+def test_columns_are_there_where_their_figures_are():
     known = {"fraction_of_peak": 0.0123, "usd_per_hour": 45.0}
     text = printed(row("eager", **known), row("ort", ms=0.5, fraction_of_peak=0.9, usd_per_hour=90.0))
     assert "peak %" in heads(text) and "USD/1M" in heads(text)
@@ -143,7 +142,7 @@ def test_columns_are_there_where_their_figures_are() -> None:
     assert "net, training, batch 1, optimizer sgd" in step and "0.750" in words(step, "eager ")
 
 
-def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells() -> None:
+def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells():
     text = printed(
         row("eager"),
         row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
@@ -173,7 +172,7 @@ def layer(name: str, variant: str, *parts: float, **more: Any) -> dict[str, Any]
 LAYERS = [layer("L1", "eager", 1.0, 2.0, 4.0), layer("L1", "tuned", 1.5, 1.0, 1.0), layer("L2", "eager", 1.0, 1.0, 1.0)]
 
 
-def test_a_layer_has_one_table_for_all_its_passes() -> None:
+def test_a_layer_has_one_table_for_all_its_passes():
     parts = dict.fromkeys(("forward_ms", "grad_input_ms", "grad_weight_ms", "backward_ms"))
     alone = row("ort", ms=0.5, model="L1", batch_size=16, model_kind="layer", **parts)
     text = printed(*LAYERS, alone)
@@ -196,7 +195,7 @@ def planned(cases: list[Case]) -> tuple[int, list[str]]:
     return code, [" ".join(line.split()) for line in output.getvalue().splitlines() if line.strip()]
 
 
-def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path: Path) -> None:
+def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path):
     write_text(tmp_path / "s.onnx", "s (int64[n, 4] a, int64[n, 4] b) => (int64[n, 4] y) { y = Add (a, b) }")
     files = [ModelSource(name, onnx=tmp_path / "s.onnx", inputs=own) for name, own in (("p", {}), ("q", {"a": (0, 9)}))]
     cases = [replace(CASE, engine="ort", model=source.name, source=source) for source in files]
@@ -208,7 +207,7 @@ def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path: Path) -> None:
     assert planned(cases)[0] == 2
 
 
-def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_reason() -> None:
+def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_reason():
     compiled = replace(CASE, engine="compiled", variant="compiled")
     lacking = [replace(CASE, variant=name, unsupported="openvino is not installed") for name in ("a", "b", "b")]
     code, lines = planned([CASE, replace(CASE, batch_size=4), compiled, *lacking])
@@ -224,7 +223,7 @@ def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_re
     assert planned(lacking)[0] == 2
 
 
-def test_no_figure_of_a_busy_row_is_printed() -> None:
+def test_no_figure_of_a_busy_row_is_printed():
     ends = {"latency_low_ms": [0.99, 0.05], "latency_high_ms": [1.01, 20.0]}
     ends |= {"throughput_low": [990.0, 50.0], "throughput_high": [1010.0, 2e4]}
     names = ("throughput", "fraction_of_peak", "usd_per_million_items")

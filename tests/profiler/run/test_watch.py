@@ -15,7 +15,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 from rich.console import Console
-from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.job.case import Case
@@ -57,7 +56,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "telemetry.csv"
 
 
-def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
+def test_a_case_gets_the_readings_of_its_own_time(path):
     with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:
         file.writelines(f"{second},100,{200 + second},1980,40,0\n" for second in range(10))
         file.flush()
@@ -79,7 +78,7 @@ def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
     assert path.read_text().count(HEAD) == 1
 
 
-def test_without_a_gpu_nothing_is_watched(tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_is_watched(tmp_path):
     with Watcher(None, tmp_path / "telemetry.csv", tmp_path / "log") as watcher:
         assert watcher.between(0.0, float("inf")) == []
     assert list(tmp_path.iterdir()) == []
@@ -117,7 +116,7 @@ def other_run(locks: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-def test_a_run_on_the_device_is_noticed_until_it_is_killed(other_run: subprocess.Popen[str]) -> None:
+def test_a_run_on_the_device_is_noticed_until_it_is_killed(other_run):
     with DeviceLock("cpu") as lock, DeviceLock("GPU-1") as gpu:
         assert lock.is_taken()
         assert not gpu.is_taken()
@@ -128,14 +127,14 @@ def test_a_run_on_the_device_is_noticed_until_it_is_killed(other_run: subprocess
             assert second.is_taken()
 
 
-def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(watch, "lock_folder", lambda: tmp_path / "file" / "is" / "no" / "folder")
     with DeviceLock("cpu") as lock:
         assert not lock.is_taken()
 
 
-def test_another_users_run_can_open_the_lock_whatever_the_umask(locks: Path) -> None:
+def test_another_users_run_can_open_the_lock_whatever_the_umask(locks):
     before = os.umask(0o077)
     try:
         with DeviceLock("cpu") as lock:
@@ -195,7 +194,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors: list[int], waiting: Waiting) -> None:
+def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors, waiting):
     assert watch.busy_share() > 0.1
     looks, told = waiting(0.03)
     looks.start()
@@ -206,7 +205,7 @@ def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors
     assert said.startswith("measuring beside other work: ")
 
 
-def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
+def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch, waiting):
     left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
     looks, told = waiting(10.0)
     looks.start()
@@ -216,7 +215,7 @@ def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.Mo
     assert (left, told.waited, told.announced) == ([0.9], [], [])
 
 
-def test_all_waits_together_end_with_the_patience(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
+def test_all_waits_together_end_with_the_patience(monkeypatch, waiting):
     left = play(monkeypatch, *[0.48] * 9)
     now = itertools.count(0.0, 1.0)
     monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
@@ -227,7 +226,7 @@ def test_all_waits_together_end_with_the_patience(monkeypatch: pytest.MonkeyPatc
     assert (len(told.waited), len(left)) == (5, 1), "the later ones look once"
 
 
-def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
+def test_a_gpu_that_others_use_is_waited_for(monkeypatch, waiting):
     play(monkeypatch, *[0.0] * 9)
     users, utilization = [2, 1, 0, 0], [0.37, 0.04]
     nvml = types.SimpleNamespace(pids=lambda: range(users.pop(0)), utilization=lambda: utilization.pop(0))
@@ -241,9 +240,7 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
 @pytest.mark.parametrize(
     ("others", "had", "share"), [(0.4, 0.5, 0.5), (0.0, 0.5, 0.0), (0.4, 1.0, 0.0), (None, 0.5, 0.5)]
 )
-def test_a_machine_is_busy_where_others_take_what_threads_could_have(
-    monkeypatch: pytest.MonkeyPatch, others: float | None, had: float, share: float
-) -> None:
+def test_a_machine_is_busy_where_others_take_what_threads_could_have(monkeypatch, others, had, share):
     cores = watch.usable_cores()
     load = Load(2.0, cores, others=others)
     monkeypatch.setattr(processor, "read", lambda: types.SimpleNamespace(since=lambda before: load))
@@ -262,9 +259,7 @@ def test_a_machine_is_busy_where_others_take_what_threads_could_have(
         (True, [True, KeyboardInterrupt(signal.SIGINT)], 1, ["useless", "Measuring beside other work"]),
     ],
 )
-def test_a_busy_machine_is_waited_for_a_minute_where_somebody_looks(
-    monkeypatch: pytest.MonkeyPatch, is_live: bool, looks: list[object], waited: int, announced: list[str]
-) -> None:
+def test_a_busy_machine_is_waited_for_a_minute_where_somebody_looks(monkeypatch, is_live, looks, waited, announced):
     now = [0.0]
 
     def look() -> bool:
@@ -282,7 +277,7 @@ def test_a_busy_machine_is_waited_for_a_minute_where_somebody_looks(
     assert [text[-len(end) :] for text, end in zip(told.announced, announced, strict=True)] == announced
 
 
-def test_what_ends_the_program_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_the_program_ends_the_wait(monkeypatch):
     def terminated() -> bool:
         raise KeyboardInterrupt(signal.SIGTERM)
 
@@ -292,9 +287,7 @@ def test_what_ends_the_program_ends_the_wait(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_another_run_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, other_run: subprocess.Popen[str], waiting: Waiting
-) -> None:
+def test_another_run_is_waited_for(monkeypatch, other_run, waiting):
     left = play(monkeypatch, *[0.0] * 3)
     looks, told = waiting(10.0)
 
@@ -333,7 +326,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("other_run")
-def test_a_run_beside_another_says_so_and_all_of_its_rows_do(place: Path, cache: str, profiler: Profiler) -> None:
+def test_a_run_beside_another_says_so_and_all_of_its_rows_do(place, cache, profiler):
     done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"measuring beside other work: {OTHER_RUN}; " in done.stdout
@@ -348,7 +341,7 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(place: Path, cache:
 CASE = Case("alexnet", "ort", "ort", "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
 
 
-def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
+def test_a_log_has_a_line_an_ended_case_and_one_a_wait():
     output = io.StringIO()
     display = Display(Console(file=output, width=120))
     for _ in range(2):
@@ -365,7 +358,7 @@ def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
     ]
 
 
-def test_a_silent_log_gets_a_line_after_five_seconds_and_the_same_one_after_a_minute(monkeypatch) -> None:
+def test_a_silent_log_gets_a_line_after_five_seconds_and_the_same_one_after_a_minute(monkeypatch):
     output, now = io.StringIO(), [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     display = Display(Console(file=output, width=120))
@@ -377,7 +370,7 @@ def test_a_silent_log_gets_a_line_after_five_seconds_and_the_same_one_after_a_mi
     assert output.getvalue().splitlines() == lines
 
 
-def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced() -> None:
+def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced():
     output = io.StringIO()
     with Display(Console(file=output, width=120, force_terminal=True)) as display:
         display.doing("waiting: other processes took 48 %")

@@ -43,7 +43,7 @@ def shares(base: Processes, own: Processes, truth: float, within: float) -> tupl
 
 @pytest.mark.parametrize("kind", LOG_SD)
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 9])
-def test_pairs_of_equal_configurations_are_held_also_in_the_noisiest_fifth(kind: str, processes: int) -> None:
+def test_pairs_of_equal_configurations_are_held_also_in_the_noisiest_fifth(kind, processes):
     found = simulated(kind, processes)
     assert found["held"] >= 0.93 and found["cell_held"] >= 0.93
     assert found["noisy_held"] >= 0.90
@@ -52,16 +52,16 @@ def test_pairs_of_equal_configurations_are_held_also_in_the_noisiest_fifth(kind:
 
 @pytest.mark.parametrize("kind", LOG_SD)
 @pytest.mark.parametrize("configurations", [20, 60])
-def test_the_winner_of_equal_configurations_is_held(kind: str, configurations: int) -> None:
+def test_the_winner_of_equal_configurations_is_held(kind, configurations):
     assert selected(kind, configurations) >= 0.93
 
 
-def test_more_processes_never_know_less() -> None:
+def test_more_processes_never_know_less():
     widths = [simulated("lognormal", processes)["width"] for processes in (1, 2, 3, 4, 5, 6, 7, 9, 12)]
     assert widths == sorted(widths, reverse=True)
 
 
-def test_one_process_has_an_interval_only_where_five_configurations_tell_of_its_spread() -> None:
+def test_one_process_has_an_interval_only_where_five_configurations_tell_of_its_spread():
     logs = np.zeros((1, 1))
     assert np.isnan(cells(logs, Spread.of_class(0.01, 4)).interval()).all()
     low, high = cells(logs, Spread.of_class(0.01, 5)).interval()
@@ -72,19 +72,19 @@ def test_one_process_has_an_interval_only_where_five_configurations_tell_of_its_
     )
 
 
-def test_a_class_with_more_configurations_is_known_better() -> None:
+def test_a_class_with_more_configurations_is_known_better():
     reaches = [reach_of(Spread.of_class(0.01, number)) for number in (5, 10, 40)]
     assert reaches == sorted(reaches, reverse=True)
 
 
 @pytest.mark.parametrize("free", [1, 2, 4, 8])
-def test_the_typical_spread_is_that_of_any_number_of_processes(free: int) -> None:
+def test_the_typical_spread_is_that_of_any_number_of_processes(free):
     squares = 0.02**2 * np.random.default_rng(2).chisquare(free, TRIALS) / free
     assert typical_spread(squares, np.full(TRIALS, float(free))) == pytest.approx(0.02, rel=0.09)
     assert typical_spread([0.0, 0.0], [2.0, 2.0]) > 0, "equal medians are a clock's resolution"
 
 
-def test_what_processes_know_of_themselves_adds_in_squares() -> None:
+def test_what_processes_know_of_themselves_adds_in_squares():
     """Half of the error is in each process's own samples, half between processes."""
     rng, spread = np.random.default_rng(3), Spread.of_class(0.01, 40)
     logs = rng.normal(0, 0.01, (TRIALS, 1)) + rng.normal(0, 0.01, (TRIALS, 1))
@@ -96,7 +96,7 @@ def test_what_processes_know_of_themselves_adds_in_squares() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 5, 7, 9, 20])
-def test_processes_that_are_fast_or_slow_have_a_median_that_is_either(count: int) -> None:
+def test_processes_that_are_fast_or_slow_have_a_median_that_is_either(count):
     """A third takes 1.8 times as long, as where a hypervisor runs both processors on one core for some seconds."""
     rng, machine = np.random.default_rng(5), Spread(0.1, 1.3)
     slow = (rng.random((TRIALS, count)) < 0.33 for _ in range(2))
@@ -106,7 +106,7 @@ def test_processes_that_are_fast_or_slow_have_a_median_that_is_either(count: int
     assert told <= 0.05
 
 
-def test_the_ranks_in_the_middle_are_the_sign_tests() -> None:
+def test_the_ranks_in_the_middle_are_the_sign_tests():
     exact = {n: sum(sum(math.comb(n, k) for k in range(r + 1)) / 2**n <= 0.025 for r in range(n)) for n in range(1, 41)}
     left_out = {n: max(0, int(processes_beyond(n))) for n in exact}
     assert {n: (left_out[n], most) for n, most in exact.items() if left_out[n] != max(0, most - 1)} == {17: (3, 5)}
@@ -122,7 +122,7 @@ def test_the_ranks_in_the_middle_are_the_sign_tests() -> None:
         ((1.005, 1.1), Verdict.UNCLEAR),
     ],
 )
-def test_verdicts_are_read_off_the_interval(ends: tuple[float, float], expected: Verdict):
+def test_verdicts_are_read_off_the_interval(ends, expected):
     assert verdict(*ends, within=0.01) is expected
 
 
@@ -144,12 +144,12 @@ def test_a_process_knows_the_hull_of_its_samples_and_of_what_contradicts_them():
     assert figure_interval(5.0, []) == figure_interval(5.0, [5.0, 5.0]), "too few samples add nothing"
 
 
-def test_processes_that_have_nothing_in_common_reach_a_factor_of_1000() -> None:
+def test_processes_that_have_nothing_in_common_reach_a_factor_of_1000():
     assert np.exp(cells(np.zeros((1, 1)), Spread(3.6, 1.0)).interval()).ravel() == pytest.approx([0.001, 1000.0])
 
 
 @pytest.mark.parametrize("size", [3, 5, 12])
-def test_few_samples_have_an_interval_that_holds(size: int):
+def test_few_samples_have_an_interval_that_holds(size):
     rng = np.random.default_rng(4)
     held = [
         (interval.low <= 1 <= interval.high)
@@ -160,7 +160,7 @@ def test_few_samples_have_an_interval_that_holds(size: int):
 
 
 @pytest.mark.parametrize("items", [8, 64])
-def test_the_bound_of_an_error_holds_for_a_further_item(items: int):
+def test_the_bound_of_an_error_holds_for_a_further_item(items):
     rng = np.random.default_rng(5)
     errors = np.exp(rng.normal(math.log(2e-3), 0.8, (TRIALS, items + 1)))
     held = np.mean([row[-1] <= upper_bound(row[:-1]) for row in errors])
@@ -172,7 +172,7 @@ def test_the_bound_of_an_error_holds_for_a_further_item(items: int):
 
 
 @pytest.mark.parametrize("bursts", [0.0, 0.1])
-def test_all_looks_at_rounds_hold_the_ratio_at_once(bursts: float) -> None:
+def test_all_looks_at_rounds_hold_the_ratio_at_once(bursts):
     rng, truth, missed, last = np.random.default_rng(5), 1.1, 0, []
     for _ in range(300):
         logs = math.log(truth) + 0.05 * rng.standard_normal(45)
@@ -184,7 +184,7 @@ def test_all_looks_at_rounds_hold_the_ratio_at_once(bursts: float) -> None:
     assert np.median(last) < 0.05  # After 45 rounds that differ by 5 % half a width of the interval is below that.
 
 
-def test_a_further_round_never_widens_the_interval() -> None:
+def test_a_further_round_never_widens_the_interval():
     rng = np.random.default_rng(8)
     for _ in range(50):
         logs = 0.02 * rng.standard_normal(30)
@@ -192,14 +192,14 @@ def test_a_further_round_never_widens_the_interval() -> None:
         assert all(a.low <= b.low and b.high <= a.high for a, b in itertools.pairwise(found) if b.low < b.high)
 
 
-def test_a_family_has_a_false_alarm_as_rarely_as_one_test() -> None:
+def test_a_family_has_a_false_alarm_as_rarely_as_one_test():
     assert holm([0.001, 0.02, 0.012, float("nan")]) == [True, True, True, False]
     assert holm([0.02, 0.02, 0.02]) == [False] * 3
     chances = np.random.default_rng(9).random((TRIALS, 20))
     assert np.mean([any(holm(each)) for each in chances]) <= 0.035
 
 
-def test_between_looks_an_interval_of_rounds_stays_and_more_ratios_widen_it() -> None:
+def test_between_looks_an_interval_of_rounds_stays_and_more_ratios_widen_it():
     logs = list(0.05 * np.random.default_rng(1).standard_normal(40))
     assert rounds_interval(logs[:8]) == rounds_interval(logs[:9]) != rounds_interval(logs)
     one, of_four = rounds_interval(logs), rounds_interval(logs, tests=4)

@@ -16,7 +16,7 @@ def hits(lost: int, gained: int, items: int) -> tuple[Floats, Floats]:
     return base, ours
 
 
-def test_equal_scores_still_have_a_width() -> None:
+def test_equal_scores_still_have_a_width():
     for scores in (np.ones(1000), np.full(1000, 0.7)):
         loss, interval = mean_loss(scores, scores)
         assert loss == 0 and interval.high == pytest.approx(0.0039, abs=1e-4) and interval.low == -interval.high
@@ -26,7 +26,7 @@ def test_equal_scores_still_have_a_width() -> None:
 
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.01, 0.005), (0.03, 0.02), (0.1, 0.02), (0.002, 0.0), (0.3, 0.05)])
 @pytest.mark.parametrize("items", [100, 400, 2000])
-def test_hits_are_covered(rates: tuple[float, float], items: int) -> None:
+def test_hits_are_covered(rates, items):
     lost, gained = rates
     draw = np.random.default_rng(items)
     counts = draw.multinomial(items, [lost, gained, 1 - lost - gained], size=1500)
@@ -39,7 +39,7 @@ def test_hits_are_covered(rates: tuple[float, float], items: int) -> None:
 
 
 @pytest.mark.parametrize(("share", "items"), [(0.005, 200), (0.01, 100), (0.002, 500), (0.005, 1000), (1.0, 50)])
-def test_rare_large_losses_are_covered(share: float, items: int) -> None:
+def test_rare_large_losses_are_covered(share, items):
     draw, covered = np.random.default_rng(1), 0
     for _ in range(500):
         losses = np.where(draw.random(items) < share, 0.5, 0.0) + draw.normal(0, 0.05, items)
@@ -52,7 +52,7 @@ def test_rare_large_losses_are_covered(share: float, items: int) -> None:
     ("lost", "gained", "items", "limit"),
     [(0, 0, 100, 0.001), (0, 0, 1000, 0.001), (1, 1, 100, 0.005), (4, 3, 800, 0.005), (30, 29, 1000, 0.01)],
 )
-def test_the_number_of_items_brings_the_end_to_the_limit(lost: int, gained: int, items: int, limit: float) -> None:
+def test_the_number_of_items_brings_the_end_to_the_limit(lost, gained, items, limit):
     loss, interval = mean_loss(*hits(lost, gained, items))
     needed = items_needed(items, loss, interval.high, limit)
     assert needed > items

@@ -202,17 +202,15 @@ RULES = {
         ("most", [(40, 0.0, "max_samples")]),
     ],
 )
-def test_equal_samples_stop_for_the_first_rule_that_holds(
-    rule: str, steps: list[tuple[int, float, str | None]]
-) -> None:
-    stop = StopRule(**RULES[rule])  # type: ignore[arg-type]
+def test_equal_samples_stop_for_the_first_rule_that_holds(rule, steps):
+    stop = StopRule(**RULES[rule])
     assert [stop.reason([1.0] * count, elapsed) for count, elapsed, _ in steps] == [reason for *_, reason in steps]
 
 
 @pytest.mark.parametrize(("spread", "expected"), [(0.004, "precision"), (0.2, None)])
 def test_precision_means_half_a_percent_of_the_median(spread, expected):
     # Fifty samples a side: the median's interval can be no wider than ± spread, and is that wide.
-    usual = StopRule(**RULES["usual"])  # type: ignore[arg-type]
+    usual = StopRule(**RULES["usual"])
     assert usual.reason([1 - spread, 1 + spread] * 50, 0.0) == expected
     swings = list(1 + 1e-6 * np.sin(np.linspace(0, 4 * np.pi, 2000)))
     assert {usual.reason(swings[:n], 0.0) for n in range(100, 2000, 100)} == {None}, "no thirty effective samples"
@@ -258,6 +256,6 @@ def test_falling_noise_is_no_plateau_and_a_slow_check_is_not_made_after_every_sa
     rule = StopRule(min_samples=20, max_samples=100_000, seconds=3)
     reasons = [rule.reason(samples[:n], 0.0) for n in range(20, 5000, 10)]
     assert next(reason for reason in reasons if reason) == "precision"
-    rule = StopRule(**RULES["usual"])  # type: ignore[arg-type]
+    rule = StopRule(**RULES["usual"])
     assert rule.reason([1.0, 2.0] * 20, 0.0) is None
     assert [rule.reason([1.0] * n, 0.0) for n in (60, 61)] == [None, "precision"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import polars as pl
 import pytest
@@ -49,9 +47,7 @@ from profiler.tables.numbers import compact, duration, error, listed, relative, 
         (relative, (0.5, 0.01, 0.9), "busy"),
     ],
 )  # fmt: skip
-def test_a_number_in_a_sentence_has_its_digits_and_its_range_where_that_is_wider(
-    form: Callable[..., str], given: tuple[Any, ...], text: str
-) -> None:
+def test_a_number_in_a_sentence_has_its_digits_and_its_range_where_that_is_wider(form, given, text):
     assert form(*given) == text
 
 
@@ -82,5 +78,5 @@ FRAME = pl.DataFrame({"ms": [0.5, None], "sizes": [[1, 16], []]})
          ["0.333333", "70772", "True", "", "a; b", "x y"]),
     ],
 )  # fmt: skip
-def test_a_column(form: numbers.Format, columns: list[Any], cells: list[str]) -> None:
+def test_a_column(form, columns, cells):
     assert form(*columns) == cells

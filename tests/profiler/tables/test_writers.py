@@ -51,7 +51,7 @@ def printed(table: Table, width: int) -> list[str]:
     ("width", "kept"),
     [(120, {"Base", "Device", "Verdict"}), (38, {"Base", "Verdict"}), (30, {"Verdict"}), (9, {"Verdict"})],
 )
-def test_a_narrow_terminal_loses_the_most_expendable_columns_first(width: int, kept: set[str]) -> None:
+def test_a_narrow_terminal_loses_the_most_expendable_columns_first(width, kept):
     lines = printed(TABLE, width)
     grid, _, said = "\n".join(lines).partition("Left out")
     assert {word for word in ("Base", "Device", "Verdict") if word in grid} == kept
@@ -62,7 +62,7 @@ def test_a_narrow_terminal_loses_the_most_expendable_columns_first(width: int, k
     assert all(any(figures[word] in line for line in lines) for word in kept), "figures stay whole"
 
 
-def test_words_fold_and_a_name_stays_whole() -> None:
+def test_words_fold_and_a_name_stays_whole():
     long = "/a/path/that/is/very/long"
     assert long in "".join(printed(of_rows("", [name("Path", "path")], [[long]]), 12))
     folded = printed(Table("", "", RESULTS, FIELDS[:1]), 18)
@@ -73,7 +73,7 @@ def test_words_fold_and_a_name_stays_whole() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
-def test_columns_that_do_not_fit_are_in_a_further_part(width: int) -> None:
+def test_columns_that_do_not_fit_are_in_a_further_part(width):
     fields = [name("Name", "name"), *(figure(f"column{i}", f"c{i}", whole) for i in range(20))]
     lines = printed(of_rows("Wide", fields, [["this", *(10_000 + i for i in range(20))]]), width)
     assert max(map(len, lines)) <= width
@@ -82,7 +82,7 @@ def test_columns_that_do_not_fit_are_in_a_further_part(width: int) -> None:
     assert (text.count("Wide"), text.count("this")) == (1, {40: 7, 60: 4, 200: 1}[width])
 
 
-def test_a_cell_stands_out_and_leads_somewhere_in_every_markup() -> None:
+def test_a_cell_stands_out_and_leads_somewhere_in_every_markup():
     frame = {"what": ["a, b", "c"], "ms": [1.0, 2.0], "ours": [False, True], "url": ["x:1 x:2", None]}
     fields = [words("What", "what", link="url"), figure("ms", "ms")]
     table = Table("", "", frame, fields, marked="ours", bold={"ms": [True, False]}, totals=1)
@@ -91,11 +91,11 @@ def test_a_cell_stands_out_and_leads_somewhere_in_every_markup() -> None:
     assert '<td><a href="x:1">a</a>, <a href="x:2">b</a></td><td class="n"><b>1.00</b></td>' in html(table)
     console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True)
     print_table(console, table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     assert re.findall(r"\x1b\[1m *(\S+) *\x1b", text)[-1] == "1.00"
 
 
-def test_markdown_is_a_table_without_empty_columns() -> None:
+def test_markdown_is_a_table_without_empty_columns():
     assert markdown(TABLE).splitlines() == [
         "| Model | Base ms | Device ms | Verdict |",
         "| --- | ---: | ---: | ---: |",
@@ -104,7 +104,7 @@ def test_markdown_is_a_table_without_empty_columns() -> None:
     ]
 
 
-def test_every_column_of_a_frame_is_there_as_it_is() -> None:
+def test_every_column_of_a_frame_is_there_as_it_is():
     frame = pl.DataFrame({"name_of": ["a", None], "ms": [0.123456789, 1e6], "none": [None, None], "of": [[1, 2], []]})
     assert markdown(of_frame("", "", frame)).splitlines() == [
         "| name_of | ms | none | of |",
@@ -132,7 +132,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("hostile", NAMES)
-def test_hostile_names_are_text_in_every_format(hostile: str) -> None:
+def test_hostile_names_are_text_in_every_format(hostile):
     table = of_rows("", [name(hostile, "a"), figure("n", "n", whole)], [[hostile, 1]])
     flat = " ".join(hostile.split())
     assert flat in "\n".join(printed(table, 200))
@@ -163,11 +163,11 @@ def test_hostile_names_are_text_in_every_format(hostile: str) -> None:
         ("$x$", r"\$x\$"),
     ],
 )
-def test_what_markdown_would_take_for_markup_is_escaped(text: str, escaped: str) -> None:
+def test_what_markdown_would_take_for_markup_is_escaped(text, escaped):
     assert escape_markdown(text) == escaped
 
 
-def test_a_section_is_printed_and_becomes_markdown() -> None:
+def test_a_section_is_printed_and_becomes_markdown():
     section = Section("What differs", ["One thing."], [of_rows("Driver", [words("What", "what")], [["580"]])])
     assert markdown_section(section) == "## What differs\n\nOne thing.\n\n**Driver**\n\n| What |\n| --- |\n| 580 |\n"
     lines = [line.strip(" ─") for line in on_console(print_section, section, width=80).splitlines()]

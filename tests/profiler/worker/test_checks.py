@@ -38,7 +38,7 @@ def proof(compute: Any = "float32", ran_on: str = "CUDAExecutionProvider", **mor
     return Proof.from_dict(own | more)
 
 
-def test_further_items_than_a_reference_runs_take_a_tenth_of_the_cases_time() -> None:
+def test_further_items_than_a_reference_runs_take_a_tenth_of_the_cases_time():
     quick, slow = Allowance(spent=10.0, remaining=100.0, call=0.1), Allowance(spent=10.0, remaining=100.0, call=5.0)
     assert quick.allows(7, 0.0) and quick.allows(62, 0.8)
     assert not quick.allows(7, 0.95), "the next run would end beyond the tenth"
@@ -81,7 +81,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("asked", "ran", "says"), [*[(*each, "") for each in MATCHES], *CONTRADICTIONS])
-def test_each_contradiction_is_told(asked: Case, ran: Proof, says: str) -> None:
+def test_each_contradiction_is_told(asked, ran, says):
     told = mismatch(asked, ran)
     assert says in (told or "")
     assert bool(told) == bool(says)
@@ -117,13 +117,13 @@ CALIBRATED, OWN = Path("images"), ModelSource("mine", factory="a:b", input_shape
         (replace(case("bf16"), source=OWN), proof({"bfloat16": 37, "float32": 12}), ["mixed-precision: 12 of 49"]),
     ],
 )
-def test_what_should_be_known_is_remarked(asked: Case, ran: Proof, says: list[str]) -> None:
+def test_what_should_be_known_is_remarked(asked, ran, says):
     found = remarks(asked, ran)
     assert len(found) == len(says), found
     assert all(re.match(pattern, str(warning)) for pattern, warning in zip(says, found, strict=True)), found
 
 
-def test_a_factorys_model_or_a_file_may_compute_a_few_products_in_fp32() -> None:
+def test_a_factorys_model_or_a_file_may_compute_a_few_products_in_fp32():
     few, own = proof({"bfloat16": 37, "float32": 12}), replace(case("bf16"), source=OWN)
     file = replace(own, source=ModelSource("net", graphs={"bf16": Path("mixed.onnx")}))
     assert mismatch(own, few) is None
@@ -132,7 +132,7 @@ def test_a_factorys_model_or_a_file_may_compute_a_few_products_in_fp32() -> None
     assert "asked for bf16" in (mismatch(case("bf16"), few) or "")
 
 
-def test_a_builder_that_chooses_types_may_keep_a_minority_in_fp32() -> None:
+def test_a_builder_that_chooses_types_may_keep_a_minority_in_fp32():
     mostly = replace(proof({"float16": 38, "float32": 18}), weakly_typed=True)
     assert mismatch(case("fp16"), mostly) is None
     assert [str(warning)[:25] for warning in remarks(case("fp16"), mostly)] == ["mixed-precision: 18 of 56"]
@@ -180,14 +180,14 @@ def step(
         ("fp16", step(math.nan), step(), "the gradients are not finite; fp16 ends"),
     ],
 )  # fmt: skip
-def test_gradients_are_judged_by_what_the_precision_makes_of_them(precision, found, own, says) -> None:
+def test_gradients_are_judged_by_what_the_precision_makes_of_them(precision, found, own, says):
     finding = judge_gradients(precision, found, own, NORMS)
     assert str(finding).startswith(says)
     assert isinstance(finding, str) == says.startswith(("wrong", "the"))
 
 
 @pytest.mark.parametrize("name", ["input", "input 2"])
-def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None:
+def test_an_inputs_gradient_must_be_right_however_small_it_is(name):
     norms, tensors = {**NORMS, name: 0.001}, step().tensors
     own, off = (Deviation(0.0, 0.0, {**tensors, name: error}) for error in (0.1, 0.9))
     assert judge_gradients("fp32", own, own, norms) is None
@@ -217,9 +217,7 @@ def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None
         ),
     ],
 )
-def test_a_reference_that_checks_nothing_is_named(
-    loss: float, norms: dict[str, float], doubt: dict[str, bool], says: str
-) -> None:
+def test_a_reference_that_checks_nothing_is_named(loss, norms, doubt, says):
     samples = {name: np.full(2, norm) for name, norm in norms.items()}
     truth = Gradients(np.array(loss), None, samples, norms, **doubt)
     assert re.match(says, str(judge_reference(truth, 4, "; x is drawn")))

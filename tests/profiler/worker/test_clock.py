@@ -73,13 +73,13 @@ def clock(device: Device, monkeypatch: pytest.MonkeyPatch) -> CudaClock:
         is_current_stream_capturing=lambda: False,
     )
     clock = CudaClock.__new__(CudaClock)
-    clock._torch, clock.stream = types.SimpleNamespace(cuda=cuda), device  # type: ignore[assignment]
+    clock._torch, clock.stream = types.SimpleNamespace(cuda=cuda), device
     clock._events, clock._marks, clock._captured = [], [], []
     clock.before_gated, clock._cycles_per_ms = lambda: None, 1e6
     return clock
 
 
-def test_gates_hold_calls_and_blocks_whatever_the_host_does(clock: CudaClock, device: Device) -> None:
+def test_gates_hold_calls_and_blocks_whatever_the_host_does(clock, device):
     assert clock.time_gated(Call(device, 2.0, 1.0), 2.0, 10) == {"gpu": pytest.approx([1.0] * 10)}
     device.now = device.busy = 0.0
     assert clock.time_gated(Call(device, 0.02, 0.1), 0.02, 100) is not None
@@ -94,7 +94,7 @@ def test_gates_hold_calls_and_blocks_whatever_the_host_does(clock: CudaClock, de
     assert device.now < 1000
 
 
-def test_a_call_that_no_gate_holds_gives_none(clock: CudaClock, device: Device) -> None:
+def test_a_call_that_no_gate_holds_gives_none(clock, device):
     def run(mark: Mark) -> None:
         for _ in range(2 * QUEUE):
             device.enqueue(0.01, 0.01)
@@ -115,9 +115,7 @@ STEP = {"forward": 1.0, "backward": 2.0, "step": 0.5}
     ],
     ids=["no launch gaps", "a gate that opened too early", "a block has no boundaries", "parts of a batch add up"],
 )
-def test_the_boundaries_of_a_gated_call(
-    clock: CudaClock, device: Device, parts: dict[str, float], host_ms: float, enqueue_ms: float, block: int, times: int
-) -> None:
+def test_the_boundaries_of_a_gated_call(clock, device, parts, host_ms, enqueue_ms, block, times):
     def run(mark: Mark) -> None:
         for name, device_ms in [*parts.items()] * times:
             device.enqueue(host_ms, device_ms)
@@ -129,23 +127,14 @@ def test_the_boundaries_of_a_gated_call(
 
 
 @pytest.mark.parametrize(("enqueue_ms", "device_ms", "longest"), [(0.1, 2.0, 2.0), (3.0, 1.0, 3.0)])
-def test_throughput_counts_whole_loops(
-    clock: CudaClock,
-    device: Device,
-    monkeypatch: pytest.MonkeyPatch,
-    enqueue_ms: float,
-    device_ms: float,
-    longest: float,
-) -> None:
+def test_throughput_counts_whole_loops(clock, device, monkeypatch, enqueue_ms, device_ms, longest):
     monkeypatch.setattr("profiler.worker.clock.perf_counter", lambda: device.now / 1000)
     # What a call is said to take may be far off: the loop is then lengthened.
     assert clock.throughput(Call(device, enqueue_ms, device_ms), 0.5, 10.0) == pytest.approx(1000 / longest, rel=0.02)
 
 
 @pytest.mark.parametrize("said_ms", [1.0, 9.0, 100.0])
-def test_on_the_cpu_the_time_ends_the_loop_whatever_a_call_was_said_to_take(
-    device: Device, monkeypatch: pytest.MonkeyPatch, said_ms: float
-) -> None:
+def test_on_the_cpu_the_time_ends_the_loop_whatever_a_call_was_said_to_take(device, monkeypatch, said_ms):
     monkeypatch.setattr("profiler.worker.clock.perf_counter_ns", lambda: int(device.now * 1e6))
     assert CpuClock().throughput(Call(device, 10.0, 0.0), 0.5, said_ms) == pytest.approx(100)
     assert device.now == pytest.approx(500, abs=10)
@@ -174,9 +163,7 @@ def test_the_cpu_clock_gives_boundaries_of_calls_and_none_of_blocks():
 
 
 @pytest.mark.parametrize("block", [1, 3])
-def test_every_call_has_new_inputs_and_none_of_the_time_that_they_take(
-    device: Device, clock: CudaClock, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_every_call_has_new_inputs_and_none_of_the_time_that_they_take(device, clock, monkeypatch, block):
     monkeypatch.setattr("profiler.worker.clock.perf_counter_ns", lambda: int(device.now * 1e6))
     left = [0]
 

@@ -45,13 +45,13 @@ STOLE = "the hypervisor took 3 % of the processors' time"
         (load(steal=0.009, stolen_s=0.1), [], 0.009),
     ],
 )
-def test_what_disturbs_and_by_how_much(given: Load, texts: list[str], most: float | None) -> None:
+def test_what_disturbs_and_by_how_much(given, texts, most):
     assert disturbances(given) == texts
     assert share([given]) == (most if most is None else pytest.approx(most))
     assert warnings_of([given]) == [Warning("disturbed", " and ".join(texts))] * bool(texts)
 
 
-def test_it_is_said_of_the_headline_clock_first() -> None:
+def test_it_is_said_of_the_headline_clock_first():
     busy, quiet = load(others=0.48), load()
     assert warnings_of([busy, busy]) == [Warning("disturbed", TOOK.format(48))]
     assert warnings_of([quiet, busy]) == warnings_of([busy, busy])
@@ -69,9 +69,7 @@ def test_it_is_said_of_the_headline_clock_first() -> None:
         ("cuda", ["event"], [], True),  # A try's for the largest batch.
     ],
 )
-def test_whose_latency_a_busy_processor_makes_doubtful(
-    device: str, clocks: list[str], kinds: list[str], does: bool
-) -> None:
+def test_whose_latency_a_busy_processor_makes_doubtful(device, clocks, kinds, does):
     assert counts(device, clocks, kinds) == does
 
 
@@ -109,7 +107,7 @@ class Recorded(Nvml):
         ([None], None, [None], []),
     ],
 )
-def test_who_else_had_the_gpu(pids, used, busy, says) -> None:
+def test_who_else_had_the_gpu(pids, used, busy, says):
     slept: list[float] = []
     card = Card(Recorded(pids, used, busy), slept.append)
     card.opened()
@@ -117,7 +115,7 @@ def test_who_else_had_the_gpu(pids, used, busy, says) -> None:
     assert sum(slept) < 1.3
 
 
-def test_without_a_gpu_nothing_is_seen_of_one() -> None:
+def test_without_a_gpu_nothing_is_seen_of_one():
     card = Card(Nvml(None))
     card.opened()
     assert card.share(0.0) == 0.0

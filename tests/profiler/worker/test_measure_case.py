@@ -381,7 +381,6 @@ SPARSE = ModelSource("sparse", "case_factories:sparse")
 NODES = ModelSource("nodes", "case_factories:nodes")
 QUIET: Any = lambda message: None  # noqa: E731
 BUDGET = Budget(seconds=0.05, min_samples=3)
-Measure = Callable[..., Result]
 
 
 def source(factory: str, shape: tuple[int, ...] = (4, 8), **options: Any) -> ModelSource:
@@ -417,7 +416,7 @@ def factories(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def measure(folder: Path) -> Measure:
+def measure(folder: Path) -> Callable[..., Result]:
     """`measure(case, then=f)` prepares the case, calls f and measures it; with a graph for its batch where `fixed`."""
     cache = folder / "cache"
 
@@ -501,9 +500,7 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("one", "reason", "warned", "how"), ROWS, ids=[str(row[0].id) for row in ROWS])
-def test_a_row_is_ok_or_says_what_is_wrong(
-    measure: Measure, one: Case, reason: str, warned: set[str], how: dict[str, Any]
-) -> None:
+def test_a_row_is_ok_or_says_what_is_wrong(measure, one, reason, warned, how):
     result = measure(one, **how)
     assert (result.status, bool(re.match(reason, result.reason or ""))) == ("failed" if reason else "ok", True)
     assert kinds(result) & STRANGE == warned, result.warnings
@@ -543,15 +540,13 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         ),
     ],
 )
-def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(
-    measure: Measure, one: Case, says: str
-) -> None:
+def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(measure, one, says):
     with pytest.raises((ModelError, Unsupported), match=says):
         measure(one, checked=one.pass_ == "inference")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are read on Linux")
-def test_a_process_has_a_heap_of_its_own_while_it_measures(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_a_heap_of_its_own_while_it_measures(measure, monkeypatch):
     one, other = ([len(block) for block in random_heap()] for _ in range(2))
     assert one != other and max(sum(one), sum(other)) < 2**21
     heap, seen, run = [b"block"], list[int](), EagerSession.run
@@ -566,21 +561,21 @@ def test_a_process_has_a_heap_of_its_own_while_it_measures(measure: Measure, mon
     assert set(seen) == {1} and not heap
 
 
-def test_a_case_that_others_took_the_processors_from_is_disturbed(measure: Measure, busy_processors: list[int]) -> None:
+def test_a_case_that_others_took_the_processors_from_is_disturbed(measure, busy_processors):
     result = measure(case(source("Attention")), budget=replace(BUDGET, seconds=1.0))
     assert "disturbed" in kinds(result)
     assert (result.figures["disturbance"] or 0) > 0.05
 
 
 @pytest.mark.parametrize(("names", "elements"), [((), 0), (("x",), 3 * 16 * 16), (("x", "y"), 3 * 16 * 16 + 10)])
-def test_only_what_a_call_must_read_and_write_counts_as_moved(folder: Path, names: Any, elements: int) -> None:
+def test_only_what_a_call_must_read_and_write_counts_as_moved(folder, names, elements):
     one = case(image("net"))
     prepared = prepare_model((one.source, folder / "cache"), QUIET)
     result = measure_case(Task(one, replace(prepared, cost=Cost(1, None, 0, 0, names)), BUDGET), QUIET)
     assert result.figures["moved_mib"] == 4 * 2 * elements / 2**20
 
 
-def test_the_error_of_a_row_has_a_width(measure: Measure) -> None:
+def test_the_error_of_a_row_has_a_width(measure):
     result = measure(case(source("Scaled"), precision="bf16"), budget=replace(BUDGET, seconds=0.3))
     figures, items = result.figures, int(result.figures["error_items"] or 0)
     assert (result.status, 7 <= items <= 63) == ("ok", True), result.reason
@@ -609,9 +604,7 @@ def tokens(path: Path, rows: int = 2, factor: int = 1, batch: int | str = "n") -
     return case(model, engine="ort", precision="native")
 
 
-def test_token_ids_are_compared_place_by_place_over_further_batches(
-    measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_ids_are_compared_place_by_place_over_further_batches(measure, tmp_path, monkeypatch):
     one, feed, outputs, given = tokens(tmp_path / "t.onnx", batch=2), OrtSession.feed, OrtSession.outputs, []
     result = measure(one)
     assert (result.status, result.figures["rel_l2_error"], result.figures["max_abs_error"]) == ("ok", 0.0, None)
@@ -630,7 +623,7 @@ def test_token_ids_are_compared_place_by_place_over_further_batches(
     assert measure(one).reason == "the outputs are wrong: share of wrong values 1.0e0 of output next"
 
 
-def test_equal_outputs_for_all_inputs_are_compared(measure: Measure, tmp_path: Path) -> None:
+def test_equal_outputs_for_all_inputs_are_compared(measure, tmp_path):
     nodes = "a = Abs (x)  one = Sign (a)  y = Mul (one, w)"
     text = f"g (float[n, 4] x) => (float[n, 4] y) <float[4] w = {{1, 2, 3, 4}}> {{ {nodes} }}"
     result = measure(case(ModelSource("constant", onnx=write_text(tmp_path / "c.onnx", text)), engine="ort"))
@@ -647,7 +640,7 @@ def test_equal_outputs_for_all_inputs_are_compared(measure: Measure, tmp_path: P
         ("d = Cast <to = 11> (x)  s = Sigmoid (d)  y = Cast <to = 1> (s)", "ort-cpu-unoptimized"),
     ],
 )
-def test_float64_is_the_reference_where_fp32_rounds(measure: Measure, tmp_path: Path, nodes: str, maker: str) -> None:
+def test_float64_is_the_reference_where_fp32_rounds(measure, tmp_path, nodes, maker):
     held = "<float[4] one = {1, 1, 1, 1}, float[4] two = {2, 2, 2, 2}, float large = {3000000}, float low = {6}>"
     write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y) {held} {{ {nodes} }}")
     model = onnx.load(tmp_path / "g.onnx")
@@ -658,7 +651,7 @@ def test_float64_is_the_reference_where_fp32_rounds(measure: Measure, tmp_path: 
     assert "no-parity" not in {warning.kind for warning in result.warnings}, "an item alone is its row of the batch"
 
 
-def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure: Measure, tmp_path: Path) -> None:
+def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure, tmp_path):
     result = measure(tokens(tmp_path / "zeros.onnx", factor=0))
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
     says = "ids is drawn at random: give data, --input ids=ids.npy"
@@ -675,9 +668,7 @@ def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure: Measu
 
 
 @pytest.mark.parametrize(("engine", "session"), [("eager", EagerSession), ("ort", OrtSession)])
-def test_logits_that_are_masked_in_another_way_are_wrong(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch, engine: str, session: Any
-) -> None:
+def test_logits_that_are_masked_in_another_way_are_wrong(measure, monkeypatch, engine, session):
     outputs = session.outputs
 
     def spoil() -> None:
@@ -687,9 +678,7 @@ def test_logits_that_are_masked_in_another_way_are_wrong(
     assert result.reason is not None and "output y0 differs in 24 of 48 places" in result.reason
 
 
-def test_further_items_that_do_not_run_are_told_and_lose_nothing(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_further_items_that_do_not_run_are_told_and_lose_nothing(measure, monkeypatch):
     def refuse(session: OrtSession, inputs: object) -> None:
         raise RuntimeError("no other inputs")
 
@@ -702,9 +691,7 @@ def test_further_items_that_do_not_run_are_told_and_lose_nothing(
 @pytest.mark.parametrize(
     ("one", "wrong"), [(case(source("nan")), "nothing can be compared"), (None, "wrong gradients")]
 )
-def test_wrong_figures_and_a_proof_that_contradicts_are_both_reasons(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: Case | None, wrong: str
-) -> None:
+def test_wrong_figures_and_a_proof_that_contradicts_are_both_reasons(measure, monkeypatch, tmp_path, one, wrong):
     proof, marker = EagerSession.proof, tmp_path / "marker"
     monkeypatch.setattr(EagerSession, "proof", lambda session: replace(proof(session), tf32=True))
     result = measure(one or trained(image("Bad", marker=str(marker), how="noise")), then=marker.touch)
@@ -717,7 +704,7 @@ def test_wrong_figures_and_a_proof_that_contradicts_are_both_reasons(
 MIB = 2**20
 
 
-def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure: Measure, monkeypatch: Any) -> None:
+def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure, monkeypatch):
     declared, taken = EagerSession.memory, list[float]()
 
     def costly(session: EagerSession) -> Memory:
@@ -749,7 +736,7 @@ def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure: Measure, m
         ((None,) * 4, Memory(weights=MIB, slack=MIB), {"weights": 1, "peak_memory": None, "other": None}),
     ],
 )  # fmt: skip
-def test_the_parts_of_device_memory_add_up_to_the_peak(readings: Any, declared: Memory, expected: Any) -> None:
+def test_the_parts_of_device_memory_add_up_to_the_peak(readings, declared, expected):
     left = list(readings)
     meter = DeviceMeter(lambda: left.pop(0))
     meter.context_created()
@@ -765,13 +752,13 @@ def test_the_parts_of_device_memory_add_up_to_the_peak(readings: Any, declared: 
 # References.
 
 
-def test_as_many_items_as_time_allows() -> None:
+def test_as_many_items_as_time_allows():
     runs = [(7, 0.1, 1000), (7, 2.0, 1000), (7, 0.1, 2**26), (7, 60.0, 2**30), (100, 0.1, 1000), (5, 0.1, 0)]
     assert [affordable_runs(*each, 100) for each in runs] == [9, 1, 2, 1, 1, 12]
     assert (affordable_runs(8, 0.1, 1000, 5), affordable_runs(8, 0.1, 1000, 20)) == (1, 3)
 
 
-def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder: Path) -> None:
+def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder):
     model = source("Deaf")
     made = prepare_model((model, folder / "cache"), QUIET)
     assert made.state is not None
@@ -783,16 +770,14 @@ def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder: Path) -
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
 
 
-def test_examples_that_are_alike_do_not_look_like_a_remembered_output(folder: Path, measure: Measure) -> None:
+def test_examples_that_are_alike_do_not_look_like_a_remembered_output(folder, measure):
     model = ModelSource("zeros", factory="case_factories:zeros")
     result = measure(case(model, batch_size=1))
     assert (result.status, result.figures["rel_l2_error"]) == ("ok", 0.0)
     assert "unchecked-outputs" not in kinds(result)
 
 
-def test_a_runtime_that_is_too_old_to_be_measured_makes_references(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runtime_that_is_too_old_to_be_measured_makes_references(tmp_path, monkeypatch):
     write_text(tmp_path / "net.onnx", "net (float[n, 4] x) => (float[n, 4] y) { y = Relu (x) }")
     theirs = ModelSource("net", onnx=tmp_path / "net.onnx")
     for version, raises in (("1.23.2", nullcontext()), ("1.21.0", pytest.raises(Unsupported, match="is too old"))):
@@ -803,16 +788,14 @@ def test_a_runtime_that_is_too_old_to_be_measured_makes_references(
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-def test_items_are_compared_along_the_named_axis(measure: Measure, batch: int) -> None:
+def test_items_are_compared_along_the_named_axis(measure, batch):
     result = measure(case(STEPS, batch_size=batch))
     assert (result.status, result.figures["rel_l2_error"]) == ("ok", 0.0)
     assert (result.figures["error_items"] or 0) >= 7
     assert not kinds(result) & STRANGE, "items alone and together are the same"
 
 
-def test_a_reference_of_fewer_items_is_compared_with_these_and_named(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_of_fewer_items_is_compared_with_these_and_named(measure, monkeypatch):
     refusing = measure(case(source("Refusing", items=1)))
     assert (refusing.status, refusing.reference) == ("ok", "eager-fp32-cpu")
     monkeypatch.setattr(preparing, "_CPU_SECONDS", 1e-9)
@@ -833,7 +816,7 @@ def test_a_reference_of_fewer_items_is_compared_with_these_and_named(
         ("fp32", ("none", "logits"), 4),
     ],
 )
-def test_a_row_says_how_far_its_gradients_are_off(measure: Measure, precision: str, training: Any, batch: int) -> None:
+def test_a_row_says_how_far_its_gradients_are_off(measure, precision, training, batch):
     result = measure(one := trained(image("net"), *training, batch_size=batch, precision=precision))
     assert (result.status, result.reason, result.reference) == ("ok", None, "step-fp64-cpu")
     error = result.figures["gradient_error"] or 0
@@ -846,7 +829,7 @@ def test_a_row_says_how_far_its_gradients_are_off(measure: Measure, precision: s
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-fp16"])
 @pytest.mark.parametrize("bag", [False, True])
-def test_sparse_gradients_are_checked_and_counted_by_their_rows(measure: Measure, precision: str, bag: bool) -> None:
+def test_sparse_gradients_are_checked_and_counted_by_their_rows(measure, precision, bag):
     result = measure(trained(replace(SPARSE, options={"bag": bag}), precision=precision))
     assert (result.status, result.reason, result.reference) == ("ok", None, "step-fp64-cpu")
     assert 0 < (result.figures["gradient_error"] or 0) < (1e-4 if precision == "fp32" else 0.1)
@@ -855,7 +838,7 @@ def test_sparse_gradients_are_checked_and_counted_by_their_rows(measure: Measure
     assert (result.figures["gradients_mib"] or 0) * 2**20 == looked_up + (8 * 10 + 10) * size
 
 
-def test_masked_logits_that_the_reference_has_not_fail_the_row(measure: Measure, monkeypatch: Any) -> None:
+def test_masked_logits_that_the_reference_has_not_fail_the_row(measure, monkeypatch):
     spoil = EagerSession.gradients
 
     def spoilt(session: EagerSession, *arguments: Any) -> Any:
@@ -878,9 +861,7 @@ def test_masked_logits_that_the_reference_has_not_fail_the_row(measure: Measure,
         ("zeros", 0, "worst is input"),
     ],
 )
-def test_a_row_whose_gradients_are_wrong_is_failed(
-    measure: Measure, tmp_path: Path, how: str, place: int, says
-) -> None:
+def test_a_row_whose_gradients_are_wrong_is_failed(measure, tmp_path, how, place, says):
     """As torch.compile's were on some CPUs, at an unremarkable speed, before every MaxPool2d."""
     marker = tmp_path / "marker"
     spoilt = trained(image("Bad", marker=str(marker), how=how, place=place), input_gradient=not place)
@@ -894,9 +875,7 @@ def test_a_row_whose_gradients_are_wrong_is_failed(
         assert measure(replace(spoilt, training=Training())).status == "ok", "it is not computed"
 
 
-def test_references_are_made_for_what_will_be_compared_and_nothing_else(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: None
-) -> None:
+def test_references_are_made_for_what_will_be_compared_and_nothing_else(folder, tmp_path, monkeypatch, forkserver):
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     asked, single = replace(image("net"), name="asked"), image("Logits", single=True)
     cases = [

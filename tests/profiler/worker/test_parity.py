@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def one_run(outputs: dict[str, Array], batch: int) -> Outputs:
     return Outputs.of_runs(list(outputs), [list(outputs.values())], batch)
 
 
-def test_items_of_a_smaller_batch_are_compared_along_every_axis_that_is_the_batch(tmp_path: Path) -> None:
+def test_items_of_a_smaller_batch_are_compared_along_every_axis_that_is_the_batch(tmp_path):
     one_run({"logits": ROWS, "pairs": SQUARE, "boxes": BOXES, "steps": ROWS.T}, 8).save(tmp_path / "r.npz")
     kept = Outputs.read(tmp_path / "r.npz")
     ours = one_run({"steps": ROWS.T[:, :2], "boxes": BOXES, "pairs": SQUARE[:2, :2], "logits": ROWS[:2]}, 2)
@@ -79,9 +78,7 @@ def test_items_of_a_smaller_batch_are_compared_along_every_axis_that_is_the_batc
         ({"b": BOXES}, {"b": BOXES, "c": BOXES}, 1, ["b"], ["c is not among the outputs at this batch size"]),
     ],
 )
-def test_outputs_go_by_name_or_order_and_others_are_told(
-    outputs: dict[str, Array], reference: dict[str, Array], batch: int, names: Any, apart: list[str]
-) -> None:
+def test_outputs_go_by_name_or_order_and_others_are_told(outputs, reference, batch, names, apart):
     given = one_run(outputs, batch), one_run(reference, 8), []
     if isinstance(names, str):
         with pytest.raises(ValueError, match=names):
@@ -91,7 +88,7 @@ def test_outputs_go_by_name_or_order_and_others_are_told(
         assert ([pair.name for pair in both], others) == (names, apart)
 
 
-def test_a_complex_number_is_a_pair_on_the_last_axis() -> None:
+def test_a_complex_number_is_a_pair_on_the_last_axis():
     numbers = (ROWS + 1j * ROWS[::-1]).astype(np.complex64)
     reference = one_run({"y": numbers}, 8)
     for ours in (numbers, np.stack([ROWS, ROWS[::-1]], axis=-1), numbers[:2]):
@@ -102,7 +99,7 @@ def test_a_complex_number_is_a_pair_on_the_last_axis() -> None:
     assert compare(pair).error > 1
 
 
-def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path: Path) -> None:
+def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path):
     """24 items ran 8 at a time; a state has its items second, pairs need the whole batch, a scale has none."""
     rows, state, scale = np.arange(72.0).reshape(24, 3), np.arange(192.0).reshape(2, 32, 3), np.array(2.0)
     names = ["logits", "pairs", "state", "scale"]
@@ -128,7 +125,7 @@ def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path
     assert len(pair.ours) == 16, "batches are the reference's own"
 
 
-def test_channels_that_others_hide_are_judged_by_themselves() -> None:
+def test_channels_that_others_hide_are_judged_by_themselves():
     generator = np.random.default_rng(0)
     boxes, scores = 640 * generator.random((2, 4, 100)), generator.random((2, 20, 100))
     truth = np.concatenate([boxes, scores], 1)
@@ -136,7 +133,7 @@ def test_channels_that_others_hide_are_judged_by_themselves() -> None:
     dead[:, 4:] = 0
     found = compare(Pair(dead, truth, "y", by_item=True))
     assert found.error < 5e-3
-    assert (found.hidden.error, found.hidden.where) == (1.0, "channels 4 to 23 of axis 1")  # type: ignore[union-attr]
+    assert (found.hidden.error, found.hidden.where) == (1.0, "channels 4 to 23 of axis 1")
     says = "the outputs are wrong: relative L2 error 1.0e0 of channels 4 to 23 of axis 1 of output y, which others hide"
     assert str(judge("int8", [found])) == says
     assert parity.figures([found], [], False, precision="int8")["rel_l2_error_high"] == 1.0
@@ -151,7 +148,7 @@ def test_channels_that_others_hide_are_judged_by_themselves() -> None:
         assert compare(Pair(noise + 1e-7, noise, "y", by_item=True)).hidden is None, "rounding of small numbers"
 
 
-def test_tokens_that_every_mask_leaves_out_are_not_compared() -> None:
+def test_tokens_that_every_mask_leaves_out_are_not_compared():
     text = TensorSpec("attention_mask", ("batch", 16), "int64", is_mask=True)
     masks = [seeded_inputs([text, text], 8)[each] != 0 for each in (0, 1)]
     hidden, classes = np.ones((8, 16, 3)), np.ones((8, 16))
@@ -197,13 +194,13 @@ BOOLS = np.array([True, False, True, True])
         ([array(1.0, INF)], [array(1.0, 2.0)], False, {"rel_l2_error": None, "max_abs_error": None}),
     ],
 )
-def test_known_distances(outputs: list[Array], reference: list[Array], real: bool, figures: Figures) -> None:
+def test_known_distances(outputs, reference, real, figures):
     taken = found(outputs, reference, real)
     for name, value in figures.items():
         assert taken[name] == (value if value is None else pytest.approx(value, rel=1e-5, abs=1e-9)), name
 
 
-def test_errors_are_of_items_the_largest_over_outputs() -> None:
+def test_errors_are_of_items_the_largest_over_outputs():
     reference = np.ones((5, 4), np.float32) * np.array([[1], [10], [100], [1], [1]], np.float32)
     apart = np.array([1e-3, 2e-3, 4e-3, 8e-3, 64e-3])
     outputs = [reference * (1 + apart[:, None]), np.array([[1, 2], [1, 2], [1, 2], [1, 2], [1, 3]])]
@@ -222,7 +219,7 @@ def test_errors_are_of_items_the_largest_over_outputs() -> None:
     assert (wrong["rel_l2_error"], wrong["rel_l2_error_high"]) == (None, None)
 
 
-def test_a_row_is_judged_by_most_items_and_by_all_together() -> None:
+def test_a_row_is_judged_by_most_items_and_by_all_together():
     reference = np.ones((5, 4), np.float32) * np.array([[1e4], [1], [1], [1], [1]], np.float32)
     one, most, few = reference.copy(), reference.copy(), reference.copy()
     one[0], most[1:], few[1] = 0, 2, 2
@@ -239,7 +236,7 @@ USUAL = {"fp32": (1e-5, 1e-3), "tf32": (5e-3, 5e-2), "fp16": (1e-2, 5e-2), "bf16
 
 
 @pytest.mark.parametrize("precision", [*USUAL, "native"])
-def test_what_is_usual_depends_on_the_precision(precision: str) -> None:
+def test_what_is_usual_depends_on_the_precision(precision):
     usual, unusual = USUAL.get(precision, (1e-3, 0.1))
     assert judge(precision, [Difference(usual)]) is None
     remark = judge(precision, [Difference(0.0), Difference(unusual)])
@@ -247,7 +244,7 @@ def test_what_is_usual_depends_on_the_precision(precision: str) -> None:
     assert isinstance(judge(precision, [Difference(0.5)]), str)
 
 
-def test_the_worst_of_several_outputs_is_named() -> None:
+def test_the_worst_of_several_outputs_is_named():
     both = [Pair(LOGITS, LOGITS, "boxes"), Pair(LOGITS * 1.5, LOGITS, "scores")]
     assert judge("bf16", list(map(compare, both))) == "the outputs are wrong: relative L2 error 5.0e-1 of output scores"
     both[1] = Pair(np.array([1, 2]), np.array([3, 4]), "ids")
@@ -258,7 +255,7 @@ def test_the_worst_of_several_outputs_is_named() -> None:
 
 
 @pytest.mark.parametrize("value", [-INF, INF, NAN])
-def test_what_is_not_finite_in_the_same_places_is_right(value: float) -> None:
+def test_what_is_not_finite_in_the_same_places_is_right(value):
     """A masked logit of −inf above all."""
     reference = array(1.0, value, 3.0, 4.0)
     assert judged(reference.copy(), reference) == "None"
@@ -290,17 +287,17 @@ def apart(places: str) -> str:
         ((2.0, 2.0), (0.0, 0.0), "fp32", "the outputs are wrong: L2 distance to zeros 2.8e0 of output 0"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told(ours: Any, reference: Any, precision: str, says: str) -> None:
+def test_what_is_wrong_is_told(ours, reference, precision, says):
     assert judged(array(*ours), array(*reference), precision).startswith(says)
 
 
-def test_token_ids_are_equal_or_not() -> None:
+def test_token_ids_are_equal_or_not():
     assert judged(ANOTHER_ID, IDS).startswith("inaccurate: share of wrong values 5.0e-2 of output 0, usual at ")
     assert judged(IDS[:, ::-1], IDS) == "the outputs are wrong: share of wrong values 1.0e0 of output 0"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_a_reference_of_zeros_is_no_check(dtype: type) -> None:
+def test_a_reference_of_zeros_is_no_check(dtype):
     zeros = np.zeros((2, 3), dtype=dtype)
     differences = list(map(compare, pairs([zeros.copy()], [zeros])))
     assert parity.figures(differences, [], False)["rel_l2_error_high"] is None, "it meets no limit"

@@ -9,7 +9,7 @@ from profiler.worker import prepare_model
 from profiler.worker.prepare_model import described_gpus
 
 
-def test_a_gpu_is_described_without_touching_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_described_without_touching_it(monkeypatch):
     gpu = Gpu(0, "GPU-1", "NVIDIA H200", 143771.0, "580.1", "9.0")
     monkeypatch.setattr(prepare_model, "visible_gpus", lambda: [gpu])
     asked = get_interface_for_device("cuda").Worker.get_device_properties  # As torch's has_triton does.
@@ -25,7 +25,7 @@ def test_a_gpu_is_described_without_touching_it(monkeypatch: pytest.MonkeyPatch)
             asked()
 
 
-def test_nothing_is_described_where_no_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_described_where_no_gpu_answers(monkeypatch):
     monkeypatch.setattr(prepare_model, "visible_gpus", list)
     usual = torch.cuda.current_device
     with described_gpus():

@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import pytest
 from hanging import end_once
-from runs import Profiler
 
 from engines.options import Pass
 from exporters.source import ModelSource
@@ -33,13 +32,13 @@ def case(precision: str, pass_: Pass = "inference", source: ModelSource | None =
     return Case("a", engine, engine, pass_, precision, 2, "cpu", 0, source or ModelSource("a"))
 
 
-def test_cpu_measures_what_is_asked_for_and_a_gpu_everything() -> None:
+def test_cpu_measures_what_is_asked_for_and_a_gpu_everything():
     assert precisions_needed("cpu", [case("native")]) == ("fp32",)
     assert precisions_needed("cpu", [case("bf16"), case("amp-fp16")]) == ("fp32", "fp16", "bf16")
     assert precisions_needed("cuda", []) == ("fp32", "tf32", "fp16", "bf16")
 
 
-def test_roofs_of_this_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roofs_of_this_cpu(monkeypatch, capsys):
     measured = measure_roofs(("cpu", ("fp32", "bf16"), 0.02), IGNORE).roofs
     assert set(measured) == {"fp32_tflops", "bf16_tflops", "copy_gb_s", "cache_mib"}
     assert measured["bf16_tflops"] >= measured["fp32_tflops"]
@@ -55,14 +54,12 @@ def test_roofs_of_this_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "no buffers" in capsys.readouterr().err
 
 
-def test_roofs_that_other_processes_lower_are_known_to_be_low(
-    forkserver: None, tmp_path: Path, busy_processors: list[int]
-) -> None:
+def test_roofs_that_other_processes_lower_are_known_to_be_low(forkserver, tmp_path, busy_processors):
     call = Call("profiler.worker.roofline:measure_roofs", ("cpu", ("fp32",), 0.05), tmp_path / "log")
     assert not run_one(call).value.quiet
 
 
-def test_last_level_caches_are_counted_once_each(tmp_path: Path) -> None:
+def test_last_level_caches_are_counted_once_each(tmp_path):
     ours = sorted(os.sched_getaffinity(0))[0]
     for cpu in (ours, 9999):
         for number, (level, size) in enumerate([(1, "48K"), (2, "1024K"), (3, "32768K")]):
@@ -105,11 +102,10 @@ class Slow(nn.Module):
 """
 CONVOLUTION, LINEAR = 2 * 196 * 2 * 27, 2 * 2 * 196 * 10
 FLOPS = CONVOLUTION + LINEAR
-Prepare = Callable[..., Prepared]
 
 
 @pytest.fixture
-def prepared(forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+def prepared(forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepared]:
     """`prepared(factory, (engine, pass), …)`: what its cases are given."""
     (tmp_path / "unusual.py").write_text(FACTORIES)
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
@@ -123,16 +119,14 @@ def prepared(forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return run
 
 
-def test_branch_that_no_engine_computes_is_not_counted(prepared: Prepare) -> None:
+def test_branch_that_no_engine_computes_is_not_counted(prepared):
     """Counted, it would put rows far above the roofline."""
     made = prepared("Auxiliary", ("ort", "inference"))
     assert made.cost.flops("inference") == CONVOLUTION
     assert made.cost.weight_bytes(32) == 4 * (2 * 27 + 2)
 
 
-def test_what_cannot_be_counted_in_time_is_told_apart_from_what_can(
-    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_counted_in_time_is_told_apart_from_what_can(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("HANGS", str(tmp_path))
     end_once(lambda child: (tmp_path / str(child.process.pid)).exists(), monkeypatch)
     planned, trained = [("eager", "inference"), ("eager", "training")], []
@@ -155,7 +149,7 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
-def test_a_resumed_run_keeps_its_roofs_and_its_rows_are_below_them(tmp_path: Path, profiler: Profiler) -> None:
+def test_a_resumed_run_keeps_its_roofs_and_its_rows_are_below_them(tmp_path, profiler):
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "tiny.py").write_text(FACTORIES)
 

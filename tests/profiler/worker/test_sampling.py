@@ -175,7 +175,7 @@ def test_warm_up_and_first_run_wait_for_the_device_and_show_the_clock_its_bounda
 
 
 @pytest.mark.parametrize(("event_ms", "renewed"), [(1.0, False), (1.2, True)])
-def test_a_loop_that_is_faster_than_its_calls_runs_again_with_new_inputs(event_ms: float, renewed: bool) -> None:
+def test_a_loop_that_is_faster_than_its_calls_runs_again_with_new_inputs(event_ms, renewed):
     world = World("event", call_ms=1.0, event_ms=event_ms)
     loops = list[bool]()
 

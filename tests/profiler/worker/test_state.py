@@ -33,7 +33,7 @@ class Streaming(nn.Module):
 @pytest.mark.parametrize(
     ("how", "places"), [("buffer", ["inner.h"]), ("list", ["inner.cache"]), ("number", ["inner.calls"]), ("", [])]
 )
-def test_the_place_that_changed_is_named(how: str, places: list[str]) -> None:
+def test_the_place_that_changed_is_named(how, places):
     model = nn.Module()
     model.inner = Streaming()
     before = held_state(model)
