@@ -393,7 +393,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
 def _travelling(config: Config, folder: Path) -> dict[str, Any]:
     """Return Ray's environment for tasks: the job's folder, if the job needs files or functions from there."""
     job = {key: value for key, value in as_job(config).items() if key not in ("output", "import_from")}
-    if not any(entry.factory for entry in config.models) and moved(job, folder) == job:
+    if not any(entry.factory or entry.data for entry in config.models) and moved(job, folder) == job:
         return {}
     output = config.output.resolve()
     results = [f"/{output.relative_to(folder)}"] if output.is_relative_to(folder) and output != folder else []
