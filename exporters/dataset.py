@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from exporters.errors import nearest
 from exporters.inputs import SEED, described, item_axes, items_first, numpy_dtype, store
-from exporters.metrics import metric_of
+from exporters.metrics import IGNORED, metric_of
 from exporters.source import BATCH, ModelError, ModelSource, TensorSpec
 
 LABELS = "labels"
@@ -77,11 +77,13 @@ def with_dataset(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[tupl
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len({*counts.values()}) > 1 or 0 in counts.values():
         sizes = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
-        raise source.error(f"{source.data} has {sizes}; give one label an item, and at least one item")
+        raise source.error(f"{source.data} has {sizes}; give as many of each, and at least one")
     for spec in by_item:
         _check(source, spec, inputs[spec.name])
     if labels is not None and (labels.dtype.kind not in "biuf" or not np.isfinite(labels).all()):
-        raise source.error(f"{source.data}: labels must be finite numbers, not {labels.dtype}; number the classes")
+        raise source.error(f"{source.data}: labels must be finite numbers, an array per item, not {labels.dtype}")
+    if labels is not None and (unlabelled := (labels == IGNORED).reshape(len(labels), -1).all(axis=1)).any():
+        raise source.error(f"{source.data}: item {unlabelled.argmax()} has no label but {IGNORED}; leave it out")
     if source.metric and labels is None:
         raise source.error(f"{source.data} has no labels, and metric {source.metric!r} needs them")
     if labels is not None:
@@ -102,6 +104,9 @@ def _check(source: ModelSource, spec: TensorSpec, array: Array) -> None:
         expected = tuple(size for place, size in enumerate(spec.shape) if place != axis)
         raise source.error(f"{actual}, the model takes {expected}")
     dtype = numpy_dtype(spec.dtype)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        bad = int(np.isfinite(array).reshape(len(array), -1).all(axis=1).argmin())
+        raise source.error(f"{source.data}: item {bad} of input {spec.name!r} holds NaN or infinity")
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind in "biu"):
         raise source.error(f"{actual}, the model takes {spec.dtype}")
     with np.errstate(over="ignore"):
@@ -161,7 +166,18 @@ def _stacked(source: ModelSource, elements: Iterable[Any], specs: Sequence[Tenso
             raise _too_large(source)
     if not size:
         raise source.error(f"{source.data} yielded no items")
-    return {name: np.concatenate(parts) for name, parts in inputs.items()}, np.concatenate(labels) if labels else None
+    joined = {name: _joined(source, name, parts) for name, parts in inputs.items()}
+    return joined, _joined(source, LABELS, labels) if labels else None
+
+
+def _joined(source: ModelSource, name: str, parts: Sequence[Array]) -> Array:
+    """Join batches of items. Raises ModelError if the items differ in shape."""
+    shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
+    if len(shapes) > 1:
+        raise source.error(
+            f"{source.data}: items of {name} differ in shape, like {shapes[0]} and {shapes[1]}; pad all to one"
+        )
+    return np.concatenate(parts)
 
 
 def _array(value: Any) -> Array:

@@ -16,7 +16,7 @@ Scores = NDArray[np.float64]
 """One for each item."""
 Metric = Callable[[Any, Array], Any]
 """Takes outputs and labels, items first; a single output comes alone, several as a tuple."""
-_IGNORED = -100
+IGNORED = -100
 """Label of a token that does not count, as in torch.nn.CrossEntropyLoss."""
 
 
@@ -69,7 +69,7 @@ def _is_one_hot(labels: Array) -> bool:
 
 def _hits(scores: Array, labels: Array, axis: int) -> Array:
     classes = scores.shape[axis]
-    counted = labels[labels != _IGNORED]
+    counted = labels[labels != IGNORED]
     if counted.size and not 0 <= counted.min() <= counted.max() < classes:
         bad = counted.max() if counted.max() >= classes else counted.min()
         raise ModelError(f"there is a label {bad:g}, and the output has classes 0 to {classes - 1}")
@@ -77,7 +77,7 @@ def _hits(scores: Array, labels: Array, axis: int) -> Array:
 
 
 def _share(hits: Array, labels: Array) -> Scores:
-    counts = np.asarray(labels != _IGNORED).reshape(len(labels), -1)
+    counts = np.asarray(labels != IGNORED).reshape(len(labels), -1)
     hit = hits.reshape(len(labels), -1) & counts
     share: Scores = hit.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
     return share

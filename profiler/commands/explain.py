@@ -44,7 +44,7 @@ _FIELDS = [words("Node", "node"), words("Operator", "operator"), words("PyTorch 
 
 def execute(options: Options, console: Console) -> int:
     """Explain one configuration of a run; return 1 if that failed, else 0. Raises ConfigError."""
-    case, folders = _chosen(options)
+    case, folders, accuracy = _chosen(options)
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
         why = f"{case.variant} runs no {case.precision} graph; give fp16, bf16 or int8 of a runtime of graphs"
@@ -58,7 +58,7 @@ def execute(options: Options, console: Console) -> int:
         console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
         return 1
     unit = "layer" if case.precision in EIGHT_BITS else "node"
-    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, unit)}\n"))
+    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, unit, accuracy)}\n"))
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
@@ -66,9 +66,10 @@ def execute(options: Options, console: Console) -> int:
     return 0
 
 
-def _chosen(options: Options) -> tuple[Case, tuple[str, ...]]:
-    """Return the case of the configuration, and the folders of its model's code. Raises ConfigError."""
-    rows = read_results(options.run).filter(pl.col("pass") == "inference").sort("replicate", maintain_order=True)
+def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None]:
+    """Return the configuration's case, the folders of its model's code, and its base's accuracy. Raises ConfigError."""
+    results = read_results(options.run)
+    rows = results.filter(pl.col("pass") == "inference").sort("replicate", maintain_order=True)
     rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
     asked: dict[str, Any] = {"configuration": options.configuration, "model": options.model}
     for column, value in (asked | {"batch": options.batch, "setting": options.setting}).items():
@@ -85,7 +86,8 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...]]:
     case = next((case for case in make_plan(config, device) if case.id == row["case_id"]), None)
     if case is None:
         raise ConfigError(f"explain: {row['case_id']} is not in {bench}; give a configuration of the job")
-    return case, config.path
+    bases = results.filter("is_base", pl.col("accuracy").is_not_null(), model=row["model"])
+    return case, config.path, next(iter(bases["accuracy"]), None)
 
 
 def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:
@@ -106,8 +108,8 @@ def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console)
         return run_one(call, lambda child: display.doing(f"{case.model}: {child.progress or 'compare graphs'}"))
 
 
-def told(explained: Explained, unit: str) -> str:
-    """State in a sentence the gain and the cost of float32; `unit` is a node or a layer."""
+def told(explained: Explained, unit: str, base: float | None = None) -> str:
+    """State in a sentence the gain and the cost of float32; `unit` is a node or a layer, `base` the base's accuracy."""
     (nothing, everything, error_now), units = map(_error, explained.errors), counted(explained.units, unit)
     if not explained.nodes:
         cause = "look at weights and constants of few bits, or at types that the runtime chooses"
@@ -118,10 +120,11 @@ def told(explained: Explained, unit: str) -> str:
     is_spread = explained.count > max(_FEW, _SPREAD * explained.units)
     if explained.accuracies:
         was, now = map(points, explained.accuracies)
-        nothing, error_now = f"{nothing}, accuracy {was}", f"{error_now}, accuracy {now}"
+        against = "" if base is None else f" (base {points(base)})"
+        nothing, error_now = f"{nothing}, accuracy {was}{against}", f"{error_now}, accuracy {now}"
     return (
         f"{nothing}; with {explained.count} of {units} in float32 {error_now}, {speed}: {milliseconds(before)} → "
-        f"{milliseconds(after)}{'; the error is spread over the graph: fewer do not suffice' * is_spread}"
+        f"{milliseconds(after)}{'; the error is spread over the graph: fewer do not halve it' * is_spread}"
     )
 
 

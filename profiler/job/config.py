@@ -90,7 +90,7 @@ def _data(word: str, info: ValidationInfo) -> str:
         return word
     path = _below_yaml(_folder_of_yaml(info) / word, info)
     if not (path.is_dir() or (path.suffix == ".npz" and named_files.is_file(path))):
-        raise mistake(f"there is no folder and no .npz file {path}; save one by numpy.savez, or name a function")
+        raise mistake(f"{path} is no folder and no .npz file; use numpy.savez(FILE, x=…, labels=…), or a function")
     return str(path)
 
 

@@ -201,8 +201,9 @@ def read_limits(options: Options | Run) -> tuple[Limit, ...]:
                 value = math.nan
             if not 0 < value < math.inf:
                 forms = "".join(f", or {prefix}=2" for prefix in by_prefix if prefix)
-                number = "a percentage such as 0.5%" if FIGURES[by_prefix[""]].unit == "points" else "a number"
-                raise ConfigError(f"{option}: '{word}' is no limit; give {number} greater than 0{forms}")
+                percent = FIGURES[by_prefix[""]].unit == "points"
+                number = "a percentage from 0 to 100 %, such as 0.5%" if percent else f"a number greater than 0{forms}"
+                raise ConfigError(f"{option}: '{word}' is no limit; give {number}")
             limits.append(Limit(by_prefix[percentile], value))
     return tuple(limits)
 
@@ -361,7 +362,8 @@ def kept_out(choice: Choice) -> str:
             why = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
             if cell["accuracy_loss"] is not None:
                 loss = f"accuracy loss {amount('accuracy_loss', *_ends(cell, 'accuracy_loss'))}"
-                return f"{why}: {cell['name']}, {figure}, {loss}; use --max-accuracy-loss 0.5% to judge by your data"
+                admitted = max(math.ceil(1000 * cell["accuracy_loss_high"]) / 10, 0.1)
+                return f"{why}: {cell['name']}, {figure}, {loss}; --max-accuracy-loss {admitted:g}% admits it"
             return f"{why}: {cell['name']}, {figure}; --max-error {allowed} admits it"
     return ""
 

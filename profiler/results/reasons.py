@@ -21,7 +21,7 @@ COMPARATIVES = {
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
-    "accuracy_loss": "accuracy loss was not measured: score this one and the base with --data and labels",
+    "accuracy_loss": "no accuracy loss was measured: it takes --data with labels, and scores of this one and the base",
 }
 
 
@@ -103,7 +103,7 @@ def _missed(reason: Reason) -> str:
 
 def _too_wide(reason: Reason) -> str:
     needed = reason.have or 0.0
-    items = "too close to tell" if needed > _MOST_ITEMS else f"about {numbers.count(needed)} items would decide"
+    items = "too close to tell" if needed > _MOST_ITEMS else f"about {numbers.count(needed)} scored items would decide"
     return f"{_held(reason)}, the limit is {_given(reason.figure, reason.limit)}: {items}"
 
 

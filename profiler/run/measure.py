@@ -7,7 +7,7 @@ import inspect
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def measure(
     batch_sizes: Sequence[int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: Mapping[str, int | None] | None = None,
-    data: str | Path | None = None,
-    metric: str | None = None,
+    data: str | Path | Callable[[], Iterable[Any]] | None = None,
+    metric: str | Callable[[Any, Any], Any] | None = None,
     passes: Sequence[str] = ("inference",),
     training: Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -63,10 +63,10 @@ def measure(
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
     one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each; `batch` names
-    another axis, by input. `data` is a .npz file, a folder of images or "package.module:function", whose items
-    `metric` scores. `training` has a job's keys: optimizers, head, loss, dropout, input_gradient, accumulation,
-    frozen. `quick` takes a fraction of the sampling time, `output` is the folder that keeps the run, `name` names the
-    model in rows, `progress` prints the command's output; docs/config.md describes all else.
+    another axis, by input. `data` is a .npz file, a folder of images or a module's function, whose items `metric`
+    scores, a word or a module's function. `training` has a job's keys: optimizers, head, loss, dropout, input_gradient,
+    accumulation, frozen. `quick` takes a fraction of the sampling time, `output` is the folder that keeps the run,
+    `name` names the model in rows, `progress` prints the command's output; docs/config.md describes all else.
 
     A case that fails is a row with status and reason. Raises ConfigError for unusable arguments. A KeyboardInterrupt
     writes the finished cases before it propagates, and names the folder.
@@ -81,7 +81,7 @@ def measure(
     with _TURN, _run_folder(output) as run:
         entry, items = _entry(model, inputs, run.path / _MODEL, batch or {})
         entry["name"] = name or entry["name"]
-        entry |= {key: str(value) for key, value in (("data", data), ("metric", metric)) if value is not None}
+        entry |= {key: _named(key, value) for key, value in (("data", data), ("metric", metric)) if value is not None}
         usual = {"suite": "measure", "models": [entry], "batch_sizes": [items], "output": run.path.parent}
         _run(run, {**usual, **job}, cache_bytes, _console(progress), report=output is not None)
         results, samples = load(run.path)
@@ -126,6 +126,16 @@ def run_job(
     start = resolved(Options(), console, config, target, facts)
     run.write_config(start.config.model_copy(update={"device": str(target)}))
     return measure_cases(start.runner(run), console, report=report)[0]
+
+
+def _named(key: str, value: object) -> str:
+    """Return a path, or the name of a module's function. Raises ConfigError."""
+    if isinstance(value, str | Path):
+        return str(value)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if callable(value) and module not in (None, "__main__") and name.isidentifier():
+        return f"{module}:{name}"
+    raise ConfigError(f'{key}: give a path, a function of a module, or its name "package.module:function"')
 
 
 def _entry(model: Any, inputs: Any, folder: Path, axes: Mapping[str, int | None]) -> tuple[dict[str, Any], int]:

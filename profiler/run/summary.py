@@ -198,6 +198,8 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
     """Explain the ranges, count rough figures, and say how to narrow wide ranges."""
     factors = [choice.best for choice in printed if choice.best and choice.best["factor"]]
     lines = [_RANGES]
+    if scored := cells["accuracy_items"].drop_nulls().to_list():
+        lines.append(f"Accuracy: of {max(scored):,} scored items of the data; others calibrate int8.")
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")

@@ -110,8 +110,9 @@ def relative(ratio: float, *ends: float | None, words: tuple[str, str] = ("faste
 
 def points(share: float, *ends: float | None, unit: str = " %") -> str:
     """Format a share or a difference of shares in percent with its range: 97.20 %, 0.15 % (-0.30 to 0.62)."""
-    low, high = (f"{100 * end:.2f}" for end in ends) if ends and None not in ends else ("", "")  # type: ignore[operator]
-    return f"{100 * share:.2f}{unit}{f' ({low} to {high})' if low != high else ''}"
+    # Adding 0 to -0.0 gives 0.0.
+    middle, *texts = (f"{round(100 * value, 2) + 0.0:.2f}" for value in (share, *ends) if value is not None)
+    return f"{middle}{unit}{f' ({texts[0]} to {texts[1]})' if len({*texts}) > 1 else ''}"
 
 
 def within(value: float, *ends: float | None, unit: str = "", digits: int = 3) -> str:

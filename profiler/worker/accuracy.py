@@ -11,8 +11,8 @@ from exporters.calls import chosen
 from exporters.dataset import scored_count
 from exporters.inputs import TensorSpec, distinct_items, seeded_inputs, stored
 from exporters.metrics import metric_of, score
-from exporters.source import ModelError
-from profiler.worker.parity import axes_of
+from exporters.source import ModelError, ModelSource
+from profiler.worker.parity import Outputs, axes_of
 from profiler.worker.task import Task
 
 
@@ -50,6 +50,20 @@ def score_items(task: Task, session: Session, goes_on: Callable[[], bool]) -> li
             raise ModelError("no output of the model holds items")
         scores += score(metric, outputs if len(outputs) > 1 else outputs[0], part).tolist()
     return scores
+
+
+def check_metric(source: ModelSource, reference: Outputs) -> None:
+    """Score the reference's items, so that a misfit shows before anything is measured. Raises ModelError."""
+    names = list(reference.arrays)
+    rows = [reference.rows(names[place]) for place in chosen(source.outputs, names)]
+    outputs = tuple(row for row in rows if row is not None)
+    labels = stored(source.labels)
+    count = min([scored_count(len(labels)), *map(len, outputs)])
+    with source.failing("scoring the reference's outputs", "mend the metric or the labels"):
+        if not outputs:
+            raise ModelError("no output of the model holds items")
+        parts = tuple(row[:count] for row in outputs)
+        score(metric_of(source.metric, labels), parts if len(parts) > 1 else parts[0], labels[:count])
 
 
 def _with_items(

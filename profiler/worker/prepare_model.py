@@ -54,6 +54,7 @@ from profiler.machine.nvml import visible_gpus
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import serve
 from profiler.worker import parity
+from profiler.worker.accuracy import check_metric
 from profiler.worker.memory import holding
 from profiler.worker.state import held_state
 from profiler.worker.task import (
@@ -244,7 +245,10 @@ def cached_reference(
     key = digest([source_key(source), *code, batch, MOST_REFERENCE_ITEMS, str(engine.__version__)])
 
     def produce(path: Path) -> None:
-        _take_outputs(source, specs, state, fixed_batch(specs) or batch).save(path)
+        outputs = _take_outputs(source, specs, state, fixed_batch(specs) or batch)
+        if source.labels:
+            check_metric(source, outputs)
+        outputs.save(path)
 
     return cache.entry("reference", key, ".npz", checked(source, produce))[0]
 

@@ -87,8 +87,9 @@ def test_images_are_read_by_class_resized_and_normalized(tmp_path):
         ({"x": X, "labels": Y[:3]}, "24 of x, 3 of labels"),
         ({"x": X[:, :1], "labels": Y}, r"float32 of shape \(1,\), the model takes \(2,\)"),
         ({"x": X, "z": X, "labels": Y}, "no input 'z'"),
-        ({"x": np.full_like(X, np.nan), "labels": Y}, "values that float32 does not hold"),
-        ({"x": X, "labels": Y.astype(str)}, "number the classes"),
+        ({"x": np.where(np.arange(48).reshape(24, 2) == 11, np.nan, X), "labels": Y}, "item 5 of input 'x' holds NaN"),
+        ({"x": X, "labels": Y.astype(str)}, "finite numbers, an array per item"),
+        ({"x": X, "labels": np.where(Y == 7, -100, Y)}, "item 7 has no label but -100"),
         ({"x": X, "labels": np.full(24, np.nan)}, "finite numbers"),
         ({"x": X, "labels": np.int64(3)}, "0 of labels"),
         ({"labels": Y}, "no array for input 'x'"),
@@ -132,6 +133,10 @@ def halves() -> Iterator[Any]:
     return iter([{"x": torch.ones(2, dtype=torch.bfloat16, requires_grad=True), "labels": 1}] * 24)
 
 
+def texts() -> Iterator[Any]:
+    return iter([(np.zeros(3), 0), (np.zeros(5), 1)])
+
+
 def others() -> Iterator[Any]:
     return iter([({"z": X[0]}, 0)])
 
@@ -143,6 +148,8 @@ def test_a_function_says_what_it_should_yield():
         of(IMAGE, data=f"{__name__}:others")
     with pytest.raises(ModelError, match="yielded no items"):
         of(IMAGE, data="builtins:list")
+    with pytest.raises(ModelError, match=r"items of ids differ in shape, like \(3,\) and \(5,\); pad all to one"):
+        of(replace(IMAGE, name="ids", shape=("batch", 5)), data=f"{__name__}:texts")
     (x,), labels = of(IMAGE, data=f"{__name__}:halves")
     assert x.shape == (22, 2) and labels.tolist() == [1] * 22
     assert items_in(f"{__name__}:halves") is None

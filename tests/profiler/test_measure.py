@@ -265,6 +265,9 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
         for register in ("register_hook", "register_post_accumulate_grad_hook")
     ],
     (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
+    ("sum.onnx", None, {"data": FLOATS}, "data: give a path, a function of a module"),
+    ("sum.onnx", None, {"data": lambda: iter("x")}, "data: give a path, a function of a module"),
+    ("sum.onnx", None, {"data": "nowhere.npz"}, "nowhere.npz is no folder and no .npz file"),
     ("a:b", np.float32(1), {}, "inputs: expected the shape of one item, .* got float32"),
     ("sum.onnx", FLOATS, {}, "sum.onnx takes .*'a'.*'b'.*: give an example of each"),
     ("sum.onnx", (FLOATS, np.ones(2)), {}, "sum.onnx takes .*: give an example of each"),

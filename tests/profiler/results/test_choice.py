@@ -10,7 +10,7 @@ import pytest
 from profiler.recommend.answer import Request, cells_of, decide
 from profiler.recommend.command import headline, kept_out, settling
 from profiler.results.cells import cells
-from profiler.results.choice import Choice, choose, contenders
+from profiler.results.choice import Choice, Limit, choose, contenders
 from profiler.run.summary import so_far
 
 ROWS = [handmade.row("eager", ms=10.0), handmade.row("ort", ms=2.0, load_s=1.0)]
@@ -128,3 +128,14 @@ def test_a_tie_goes_to_the_soonest_start_and_within_a_second_to_the_most_exact_p
     choice = choose(cells(results))
     assert choice.winner and choice.winner["precision"] == winner
     assert len(choice.tied) == 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "code"),
+    [(0.0, 1e-6, None), (0.0, 0.1, "too-wide"), (0.0, None, "too-wide"), (0.006, 1e-6, "over")],
+)
+def test_only_outputs_that_are_not_nearly_exact_need_items_for_a_loss(loss, error, code):
+    ends = {"accuracy_loss_low": loss - 0.01, "accuracy_loss_high": loss + 0.01}
+    cell = {"accuracy_loss": loss, **ends, "accuracy_items": 300, "error_high": error}
+    reason = Limit("accuracy_loss", 0.005).missed(cell)
+    assert (reason and reason.code) == code
