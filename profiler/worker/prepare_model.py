@@ -338,11 +338,27 @@ def _run(
     except Exception:  # The first run suffices.
         traceback.print_exc()
     # A graph remembers no call, and a graph of trees may give equal outputs for all inputs.
-    others = seeded_inputs(specs, batch, first=batch)
-    differs = not all(map(np.array_equal, inputs, others))  # A factory's examples may be zeros.
-    repeats = source.own_graph is None and differs and _repeats(runs)
+    are_alike = all(map(np.array_equal, inputs, seeded_inputs(specs, batch, first=batch)))
+    compared = [outputs, *_of_drawn_inputs(session, specs, batch)] if are_alike and len(runs) > 1 else runs
+    repeats = source.own_graph is None and _repeats(compared)
     remembers = "the model returns its last outputs for other inputs" if repeats else ""
     return stacked(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
+
+
+def _of_drawn_inputs(session: Feedable, specs: Sequence[TensorSpec], batch: int) -> list[list[Array]]:
+    """Run drawn inputs, since a factory's examples may be zeros; return the outputs, none if the model refuses them.
+
+    A model may well ignore drawn whole numbers, such as tokens, so without floats nothing is run.
+    """
+    if not any(spec.dtype.startswith("float") for spec in specs):
+        return []
+    try:
+        session.feed(seeded_inputs([replace(spec, data="") for spec in specs], batch))
+        session.run(ignore)
+        return [[array.copy() for array in session.outputs()]]
+    except Exception:
+        traceback.print_exc()
+        return []
 
 
 def _repeats(runs: Sequence[Sequence[Array]]) -> bool:
