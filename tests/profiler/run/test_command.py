@@ -206,7 +206,7 @@ def test_measured_rows_are_complete(full, measured):
         assert row["latency_min_ms"] <= row["latency_ms"]
         for name in ("latency{}_ms", "throughput{}"):
             low, middle, high = (row[name.format(end)] for end in ("_low", "", "_high"))
-            assert low < middle < high, row["case_id"]
+            assert low <= middle <= high and low < high, row["case_id"]
         assert row["samples"] >= 3
         assert row["stop_reason"] in ("precision", "plateau", "budget", "max_samples")
         assert row["peak_memory_mib"] == row["host_peak_mib"]
