@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,11 +217,11 @@ def _image_files(folder: Path) -> list[tuple[Path, int]]:
     return [(file, number) for number, files in enumerate(filter(None, listed)) for file in files]
 
 
-def _prepared(image: Any, height: int, width: int, filter: Callable[..., Any] | int) -> Array:
+def _prepared(image: Any, height: int, width: int, resampling: int) -> Array:
     """Resize, crop and normalize an image to [channels, height, width]."""
     scale = _SHORTER_SIDE * max(height / image.height, width / image.width)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-    image = image.resize(size, filter)
+    image = image.resize(size, resampling)
     x, y = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.asarray(image.crop((x, y, x + width, y + height)), np.float32) / 255
     pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]

@@ -472,7 +472,7 @@ class Supervisor:
     def build_ahead(self, tasks: Sequence[Task], *later: Sequence[Case]) -> list[Task]:
         """Compile cases side by side if their engines share kernels. Ignores failures: measuring reports them.
 
-        Idle cores compile cases of the `later` waves, too, and prepare the next wave; return its tasks if so.
+        Idle cores compile cases of the `later` waves, too, and prepare the next wave. Return the tasks prepared so.
         """
         first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
         idle = self._idle_cores(len(first))
