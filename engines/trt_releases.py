@@ -16,7 +16,8 @@ from engines.trt_reports import new_monitor
 USUAL_LEVEL = 3
 """Default optimization level of the builder."""
 _FLAGS = {"fp32": (), "tf32": ("TF32",), "fp16": ("FP16",), "int8": ("INT8", "FP16")}
-"""Builder flags of a weakly typed network. At int8, layers without quantized operands may run in fp16."""
+"""Builder flags of a weakly typed network. At int8, layers without quantized operands may run in fp16; a graph that
+quantizes nothing goes without INT8, which would ask for a calibrator."""
 
 
 def targets(library: Any) -> tuple[str, ...]:
@@ -47,8 +48,8 @@ def create_network(library: Any, builder: Any) -> Any:
 def configure(library: Any, config: Any, precision: str, types: frozenset[str], level: int) -> None:
     """Set the builder's flags and level.
 
-    `types` are the graph's: at `native` they choose a weakly typed network's flags. Raises Unsupported for a precision
-    or a level that the release lacks.
+    `types` are the graph's, which choose a weakly typed network's flags at `native` and int8. Raises Unsupported for a
+    precision or a level that the release lacks.
     """
     config.profiling_verbosity = library.ProfilingVerbosity.DETAILED
     if hasattr(config, "builder_optimization_level"):
@@ -68,7 +69,7 @@ def _weak_flags(library: Any, precision: str, types: frozenset[str]) -> tuple[st
     if precision != "native":
         if precision not in _FLAGS:
             raise Unsupported(f"{product(library)} has no {precision}; it has {', '.join(_FLAGS)}")
-        return _FLAGS[precision]
+        return tuple(flag for flag in _FLAGS[precision] if flag != "INT8" or "int8" in types)
     return tuple(flag for name, flag in (("float16", "FP16"), ("int8", "INT8")) if name in types)
 
 
