@@ -1,6 +1,7 @@
 # make bench            set up and run the main job
 # make test             set up and run all tests              make test-fast   those that start no process
 # make lint types       ruff, mypy; make format mends layout  make test-gpu    those that need a GPU
+# make docs             build the documentation site: build/site/index.html
 # make verify-gpu       our clocks beside NVBench's           make verify-cpu  beside plain loops
 # make verify-verdicts  how often an interval holds the truth, on pairs of equal configurations
 # make verify-gate      how often --against calls a model slower: itself, and one with a known share more work
@@ -26,7 +27,7 @@ TEST_READY := $(VENV)/.ready-test
 VERIFY_READY := $(VENV)/.ready-verify
 endif
 
-.PHONY: bench test test-fast test-gpu test-tensorrt lint format types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu lock
+.PHONY: bench test test-fast test-gpu test-tensorrt lint format types docs soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu lock
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -54,6 +55,9 @@ format: $(TEST_READY)
 
 types: $(TEST_READY)
 	$(RUN) -m mypy
+
+docs: $(TEST_READY)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # About an hour on two cores; its table is in build/soak.md, too.
 soak: $(TEST_READY)
@@ -86,7 +90,7 @@ $(VENV)-tensorrt/.ready: pyproject.toml constraints.txt
 lock:
 	( echo "# What make bench, make test and make verify-gpu install, in every Python; make lock writes it."; \
 	  uv pip compile --universal --python-version 3.10 -c constraints.txt --no-annotate --no-header --quiet \
-	    $(foreach extra,test openvino ray tensorrt-rtx verify,--extra $(extra)) pyproject.toml ) > requirements.new
+	    $(foreach extra,test docs openvino ray tensorrt-rtx verify,--extra $(extra)) pyproject.toml ) > requirements.new
 	mv requirements.new requirements.lock
 
 # TensorRT's libraries come from NVIDIA's own servers: where that fails, the job runs without.
@@ -99,7 +103,7 @@ $(VENV)/.ready-bench: pyproject.toml requirements.lock | $(VENV)/bin/python
 	fi
 	touch $@
 
-$(VENV)/.ready-test: EXTRAS = [test,openvino,ray,tensorrt-rtx]
+$(VENV)/.ready-test: EXTRAS = [test,docs,openvino,ray,tensorrt-rtx]
 $(VENV)/.ready-verify: EXTRAS = [verify]
 $(VENV)/.ready-test $(VENV)/.ready-verify: pyproject.toml requirements.lock | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -c requirements.lock --editable '.$(EXTRAS)'

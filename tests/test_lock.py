@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
 ROOT = Path(__file__).resolve().parents[1]
-LOCKED = ("test", "openvino", "ray", "tensorrt-rtx", "verify")
+LOCKED = ("test", "docs", "openvino", "ray", "tensorrt-rtx", "verify")
 """Extras in the lock, like in the Makefile's target `lock`."""
 
 
