@@ -121,7 +121,7 @@ def _measured(runs: Sequence[SubmittedRun]) -> list[SubmittedRun]:
 def page(runs: Sequence[SubmittedRun]) -> str:
     """Write what is fastest, every configuration, what was not measured, the machine and the runs."""
     facts, results = runs[0].environment, pl.concat([run.results for run in runs])
-    found = cells(results, by=()).sort(_NATURAL, maintain_order=True)
+    found = cells(results, by=()).sort(_NATURAL, "pass", "batch_size", maintain_order=True)
     found = found.with_columns(configuration=pl.format("{} {}", "variant", "precision"))
     parts = [
         *(MADE, f"# {escape_markdown(str(runs[0].label or facts.get('gpu') or facts.get('cpu')))}", METHOD),
