@@ -200,13 +200,13 @@ class Runner:
         return tasks
 
     def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor, tasks: Sequence[Task] = ()) -> list[Task]:
-        """Prepare the cases unless their `tasks` are, wait for a quiet machine, and measure the roofs they need."""
+        """Prepare the cases unless their `tasks` are, and wait for a quiet machine."""
         tasks = list(tasks) or self.prepare(cases, supervisor.holders)
         supervisor.quiet.start()
-        self._measure_roofs([task.case for task in tasks if failure(task.case, task.prepared) is None])
         return tasks
 
     def _measure_roofs(self, cases: Sequence[Case]) -> None:
+        """Measure the roofs that these cases need and the run lacks, and hold its rows against them."""
         roofs, precisions = self.environment.get("roofs") or {}, precisions_needed(self.target.kind, cases)
         needed = {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}
         if not cases or self.is_over() or roofs.keys() >= needed:
@@ -227,6 +227,10 @@ class Runner:
         quiet = self.environment.get("roofs_quiet", True) and measured.quiet
         self.environment |= {"roofs": widened({**measured.roofs, **roofs}), "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
+        results = self.run.results()
+        for case, earlier in [(task.case, results[id_]) for id_, task in self.tasks.items() if id_ in results]:
+            if self._is_rejected(case, earlier):
+                self.display.ended(self.run.append(earlier))
 
     def first_takes(self) -> dict[str, Result]:
         """Return the journal's rows that deserve a second take."""
@@ -244,6 +248,13 @@ class Runner:
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
             ready = supervisor.build_ahead(tasks, *waves[number + 1 :])
             later = [case for wave in waves[number + 1 :] for case in wave]
+            runnable = [task.case for task in tasks if failure(task.case, task.prepared) is None]
+            if not number:  # Show the first row before the roofs, which take seconds.
+                first = len(tasks) - len(runnable) + 1
+                after = [*(task.case for task in tasks[first:]), *later]
+                self.first_seconds += self.measure_each(tasks[:first], supervisor, done=done, later=after)
+                done, tasks = done + first, tasks[first:]
+            self._measure_roofs(runnable)
             self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
             done += len(tasks)
 
@@ -399,15 +410,8 @@ class Runner:
         return self.run.ended(self.config.suite, self.plan, self.environment)[1]
 
     def _record(self, task: Task, result: Result) -> None:
-        """Append a result to the journal, unless it is a second take that is no better than the first.
-
-        Fails a row that is far faster than the roofs allow, unless other work disturbed the roofs' measurement.
-        """
-        if result.status == "ok" and self.environment.get("roofs_quiet"):
-            over = excess(task.case, result, self.environment.get("roofs") or {})
-            if over is not None and over.is_impossible:
-                advice = "check that the call does all its work, and that the clock waits for it"
-                result.fail(f"rejected: {over.text}; {advice}")
+        """Append a result to the journal, unless it is a second take that is no better than the first."""
+        self._is_rejected(task.case, result)
         self.hopeless_cases += result.has(DISTURBED) and _HOPELESS <= _disturbance(result) < math.inf
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
@@ -419,6 +423,15 @@ class Runner:
         if counts:
             result = self.run.append(result)
         self.display.ended(result, counts)
+
+    def _is_rejected(self, case: Case, result: Result) -> bool:
+        """Fail a row that is far faster than the roofs allow, unless other work disturbed the roofs' measurement."""
+        over = excess(case, result, self.environment.get("roofs") or {}) if result.status == "ok" else None
+        if over is None or not over.is_impossible or not self.environment.get("roofs_quiet"):
+            return False
+        advice = "check that the call does all its work, and that the clock waits for it"
+        result.fail(f"rejected: {over.text}; {advice}")
+        return True
 
     def _search(self, case: Case, retry: bool) -> Search:
         results = self.run.results()

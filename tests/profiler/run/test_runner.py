@@ -326,6 +326,28 @@ def test_only_what_is_impossible_on_a_quiet_machine_fails(run, ms, quiet, status
         assert (kinds, row["fraction_of_peak"]) == (["below-floor"], None)
 
 
+def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path, monkeypatch):
+    display, seen = Told(), list[list[str]]()
+
+    def run_one(call: Call) -> Outcome:
+        seen.append(list(display.told))
+        return Outcome("ok", value=Measured(LOW, quiet=True))
+
+    def measure_one(_: object, task: Task, *__: object) -> Result:
+        figures = {"flops_per_item": 1e9, "moved_mib": 10.0}
+        result = replace(cool(0.1 if task.case.variant == "a" else 40.0), case_id=task.case.id, figures=figures)
+        return replace(result, proof=Proof(compute_types={"float32": 3}), phases={"measure": SECONDS})
+
+    monkeypatch.setattr(module, "run_one", run_one)
+    monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
+    config, cases = config_of({"models": ["alexnet"], "engines": ["eager"]}), [case("a"), case("b")]
+    folder = RunFolder.create(tmp_path)
+    Runner(folder, config, Target("cpu"), cases, cases, {}, display).measure(cases)
+    assert (seen, display.told) == ([[case("a").id]], [case("a").id, case("a").id, case("b").id])
+    assert [result.status for result in folder.results().values()] == ["failed", "ok"]
+
+
 class Watched:
     """A watcher with one reading a second; the card draws 100 W, and 500 W and slows down from the fifth second on."""
 
