@@ -7,7 +7,7 @@ Both are timed in one process in turn, round by round, and a cell's difference i
 the machine does meets both alike. Exit code 1 if a cell differs by more than 2 % and by more than 0.3 µs.
 In the engines of PyTorch `parity` is our error over numpy's own comparison of the plain call's outputs with the
 reference; a factor of more than 2 gives 1, too.
-Needs: pip install 'runtime-profiler[openvino]'.
+Needs: pip install -e '.[openvino]'.
 """
 
 from __future__ import annotations

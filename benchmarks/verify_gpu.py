@@ -13,8 +13,8 @@ are taken where a CUDA graph makes a call one launch: the others would overflow 
 
 At its power limit a card lowers its clocks the more, the less a tool lets it rest between calls. So the SM clock is
 read while each tool runs, and printed for the cells that differ. Exit code 1 if a cell differs by more than that (from
-NVBench by 1 %) although the card was not at its power limit. Needs: pip install
-'runtime-profiler[verify,timm,hf]'; without NVBench (cuda-bench) its columns stay empty.
+NVBench by 1 %) although the card was not at its power limit. Needs: pip install -e
+'.[verify,timm,hf]'; without NVBench (cuda-bench) its columns stay empty.
 """
 
 from __future__ import annotations

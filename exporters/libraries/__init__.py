@@ -147,7 +147,7 @@ def not_installed(library: Library) -> str | None:
     """Say how to install a missing library; None if it is installed."""
     if importlib.util.find_spec(library.package) is not None:
         return None
-    return f"needs {library.package}, which is not installed: pip install 'runtime-profiler[{library.prefix}]'"
+    return f"needs {library.package}, which is not installed: pip install {library.package}"
 
 
 def similar(name: str, names: list[str], things: str = "models") -> str:

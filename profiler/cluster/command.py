@@ -361,7 +361,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray: Ray is not installed; pip install 'runtime-profiler[ray]'") from None
+        raise ConfigError("--ray: Ray is not installed; pip install ray") from None
     usual: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "runtime_env": environment}
     usual |= {"include_dashboard": False} if address == "local" else {}
     logging.getLogger("ray").setLevel(logging.ERROR)  # It prints notes on its token and on ignored folders.
