@@ -93,8 +93,6 @@ class Limit:
         low, high = map(cell.get, ends_of(self.figure)) if self.figure in RANGED else (None, None)
         if self.figure == "accuracy_loss":
             loss, have = cell[self.figure], None
-            if loss <= self.value and (cell["error_high"] or math.inf) <= MAX_ERROR:
-                return None  # More items would hardly show what outputs that are nearly equal lose.
             if loss < self.value:
                 code, have = "too-wide", items_needed(cell["accuracy_items"], loss, value, self.value)
             return Reason(code, loss, self.value, low, high, figure=self.figure, have=have)

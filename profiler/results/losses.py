@@ -23,7 +23,7 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl.DataFrame:
     """Return a run's rows with the loss and its interval, over the items that both sides scored."""
-    scored = [row for row in rows.select("case_id", "is_base", *GROUP).to_dicts() if scores.get(row["case_id"])]
+    scored = [row for row in rows.to_dicts() if scores.get(row["case_id"])]
     # The base may have failed at one batch size; an item's score hardly depends on it.
     bases = {key: row["case_id"] for row in scored if row["is_base"] for key in (_place(row), _place(row)[1:])}
     losses = []
@@ -33,7 +33,9 @@ def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl
             losses.append((ours, 0.0, 0.0, 0.0))
         elif base is not None and any(scores[base]):  # A base that is never right has nothing to lose.
             items = min(len(scores[base]), len(scores[ours]))
-            loss, interval = mean_loss(np.array(scores[base][:items]), np.array(scores[ours][:items]))
+            # Outputs that are classes alone have no absolute error, and hide how near the next class is.
+            error = None if row["max_abs_error"] is None else row["rel_l2_error_high"]
+            loss, interval = mean_loss(np.array(scores[base][:items]), np.array(scores[ours][:items]), error)
             losses.append((ours, loss, interval.low, interval.high))
     columns = pl.DataFrame(losses, {"case_id": pl.String} | dict.fromkeys(_LOSS, pl.Float64), orient="row")
     return rows.drop(_LOSS).join(columns, on="case_id", how="left", maintain_order="left").select(*RESULTS)

@@ -13,21 +13,22 @@ _PSEUDO = 4
 _LEVEL = 0.975
 
 
-def mean_loss(base: Floats, ours: Floats) -> tuple[float, Interval]:
+def mean_loss(base: Floats, ours: Floats, error: float | None = None) -> tuple[float, Interval]:
     """Return the mean of `base - ours`, scores of the same items in the same order, and its interval.
 
     It is Student's for the mean difference, with the spread of the items and four pseudo-items, so that it has a width
     even if all items agree, and covers rare large losses that few items show. After the adjusted intervals of Agresti
     and Coull (American Statistician 52, 1998) and, for pairs, of Agresti and Min (Statistics in Medicine 24, 2005).
+
+    A relative `error` of the outputs is taken to cost at most twice as much of the score, so that outputs that are
+    nearly exact count fewer pseudo-items.
     """
     losses = base - ours
     mean, items = float(losses.mean()), len(losses)
-    reach = float(student(_LEVEL, items + _PSEUDO - 1)) * math.sqrt(_squares(losses) + _PSEUDO) / items
+    pseudo = min(_PSEUDO, math.inf if error is None else (items * error) ** 2)
+    squares = float(np.square(losses - mean).sum()) + pseudo
+    reach = float(student(_LEVEL, items + _PSEUDO - 1)) * math.sqrt(squares) / items
     return mean, Interval(max(mean - reach, -1.0), min(mean + reach, 1.0))
-
-
-def _squares(losses: Floats) -> float:
-    return float(np.square(losses - losses.mean()).sum())
 
 
 def items_needed(items: int, loss: float, high: float, limit: float) -> int:

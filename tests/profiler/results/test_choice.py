@@ -131,11 +131,10 @@ def test_a_tie_goes_to_the_soonest_start_and_within_a_second_to_the_most_exact_p
 
 
 @pytest.mark.parametrize(
-    ("loss", "error", "code"),
-    [(0.0, 1e-6, None), (0.0, 0.1, "too-wide"), (0.0, None, "too-wide"), (0.006, 1e-6, "over")],
+    ("loss", "arm", "code"),
+    [(0.0, 0.004, None), (0.0, 0.01, "too-wide"), (0.006, 1e-4, "over"), (-0.1, 0.2, "too-wide")],
 )
-def test_only_outputs_that_are_not_nearly_exact_need_items_for_a_loss(loss, error, code):
-    ends = {"accuracy_loss_low": loss - 0.01, "accuracy_loss_high": loss + 0.01}
-    cell = {"accuracy_loss": loss, **ends, "accuracy_items": 300, "error_high": error}
-    reason = Limit("accuracy_loss", 0.005).missed(cell)
+def test_the_end_of_a_losss_interval_meets_the_limit(loss, arm, code):
+    ends = {"accuracy_loss_low": loss - arm, "accuracy_loss_high": loss + arm}
+    reason = Limit("accuracy_loss", 0.005).missed({"accuracy_loss": loss, **ends, "accuracy_items": 300})
     assert (reason and reason.code) == code

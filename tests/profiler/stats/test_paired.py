@@ -24,6 +24,23 @@ def test_equal_scores_still_have_a_width():
     assert nearly.high == pytest.approx(interval.high)
 
 
+@pytest.mark.parametrize(
+    ("error", "high"), [(None, 0.0039), (1.0, 0.0039), (1e-3, 0.00196), (1e-6, 1.96e-6), (0.0, 0.0)]
+)
+def test_outputs_that_are_nearly_exact_need_fewer_items(error, high):
+    assert mean_loss(np.ones(1000), np.ones(1000), error)[1].high == pytest.approx(high, rel=0.02)
+
+
+@pytest.mark.parametrize("items", [100, 400, 2000])
+@pytest.mark.parametrize("expected", [0.01, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0])
+def test_losses_up_to_the_error_are_covered(expected, items):
+    error = expected / items
+    counts, times = np.unique(np.random.default_rng(items).binomial(items, error, 1500), return_counts=True)
+    ends = [mean_loss(*hits(lost, 0, items), error)[1] for lost in counts]
+    covered = sum(n for end, n in zip(ends, times, strict=True) if end.low <= error <= end.high)
+    assert covered / times.sum() >= 0.93
+
+
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.01, 0.005), (0.03, 0.02), (0.1, 0.02), (0.002, 0.0), (0.3, 0.05)])
 @pytest.mark.parametrize("items", [100, 400, 2000])
 def test_hits_are_covered(rates, items):

@@ -1,0 +1,26 @@
+"""A row's loss is over the items that its base scored too, with an interval that its error narrows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import handmade
+import pytest
+
+from profiler.results.losses import with_losses
+
+
+@pytest.mark.parametrize(
+    ("more", "high"),
+    [
+        ({}, 0.0039),
+        ({"rel_l2_error_high": 1e-6, "max_abs_error": 1e-5}, 2e-6),
+        ({"rel_l2_error_high": 0.0}, 0.0039),  # Classes alone, whose equality does not show how near they are.
+    ],
+)
+def test_a_small_error_narrows_a_loss_unless_outputs_are_classes(more: dict[str, Any], high: float):
+    base, ours = handmade.row("eager"), handmade.row("ort", **more)
+    scores = {base["case_id"]: [1.0] * 1000 + [0.0], ours["case_id"]: [1.0] * 1000}
+    rows = with_losses(handmade.frame([base, ours]), scores).to_dicts()
+    assert [row["accuracy_loss"] for row in rows] == [0, 0]
+    assert rows[1]["accuracy_loss_high"] == pytest.approx(high, rel=0.05)
