@@ -147,6 +147,8 @@ class Explain:
     model: str | None = _option("The model, if the run has several")
     batch: int | None = _option("The batch size; by default the smallest", min=1)
     setting: str | None = _option("Which shape: sequence=128; by default the first")
+    max_accuracy_loss: list[str] = _several("Explain only a loss of accuracy above this, by default 1%")
+    max_error: list[str] = _several("Explain only an error bound above this, without labels by default 0.01")
     trust_code: bool = _trust_code()
 
 

@@ -1,8 +1,12 @@
-"""Find the nodes that cost a configuration its accuracy, and write the graph that keeps them in float32."""
+"""Find the nodes that cost a configuration its accuracy, and write the graph that keeps them in float32.
+
+A configuration that meets the limits costs no accuracy, which is said instead.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,13 @@ from profiler.processes.forkserver import libraries
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_one
+from profiler.recommend.command import read_limits
+from profiler.results.cells import Row, cells
+from profiler.results.choice import MAX_ERROR, Limit
+from profiler.results.columns import LIMITED_BY
 from profiler.results.reading import read_results
+from profiler.results.reasons import Reason
+from profiler.results.result import ends_of
 from profiler.results.run_folder import without_foreign_code
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
@@ -44,12 +54,17 @@ _FIELDS = [words("Node", "node"), words("Operator", "operator"), words("PyTorch 
 
 def execute(options: Options, console: Console) -> int:
     """Explain one configuration of a run; return 1 if that failed, else 0. Raises ConfigError."""
-    case, folders, accuracy = _chosen(options)
+    case, folders, accuracy, cell = _chosen(options)
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
         why = f"{case.variant} runs no {case.precision} graph; give fp16, bf16 or int8 of a runtime of graphs"
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
+    if met := _met(cell, read_limits(options)):
+        option = LIMITED_BY[met.figure]
+        text = f"{case.model}, {case.variant} {case.precision} costs no accuracy: {met}.\nA lower {option} explains it."
+        console.print(Text(text), soft_wrap=True)
+        return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
     path.parent.mkdir(exist_ok=True)
     outcome = _explain(case, folders, path, console)
@@ -66,8 +81,25 @@ def execute(options: Options, console: Console) -> int:
     return 0
 
 
-def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None]:
-    """Return the configuration's case, the folders of its model's code, and its base's accuracy. Raises ConfigError."""
+def _met(cell: Row, limits: Sequence[Limit]) -> Reason | None:
+    """Return the figure that is within its limit; None if one is missed or the configuration is not ok.
+
+    The default limit is of the accuracy loss, or of the error where the loss is unknown.
+    """
+    figure = "error" if cell["accuracy_loss"] is None else "accuracy_loss"
+    limits = limits or [Limit(figure, MAX_ERROR)]
+    if cell["status"] != "ok" or any(limit.missed(cell) for limit in limits):
+        return None
+    figure, limit = limits[0].figure, limits[0].value
+    value = cell[figure] if figure == "accuracy_loss" else limits[0].measured(cell)
+    return Reason("within", value, limit, *map(cell.get, ends_of(figure)), figure=figure)
+
+
+def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None, Row]:
+    """Return the configuration's case, the folders of its model's code, its base's accuracy, and its cell.
+
+    Raises ConfigError.
+    """
     results = read_results(options.run)
     rows = results.filter(pl.col("pass") == "inference").sort("replicate", maintain_order=True)
     rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
@@ -87,7 +119,8 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None]:
     if case is None:
         raise ConfigError(f"explain: {row['case_id']} is not in {bench}; give a configuration of the job")
     bases = results.filter("is_base", pl.col("accuracy").is_not_null(), model=row["model"])
-    return case, config.path, next(iter(bases["accuracy"]), None)
+    cell = cells(results).row(by_predicate=pl.col("case_ids").list.contains(row["case_id"]), named=True)
+    return case, config.path, next(iter(bases["accuracy"]), None), cell
 
 
 def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:

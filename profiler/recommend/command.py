@@ -23,8 +23,8 @@ from profiler.cluster.command import execute as run_on_cluster
 from profiler.errors import PROGRAM, WHEN_IDLE, ConfigError, check_choice, resuming
 from profiler.job.case import parse_only
 from profiler.machine.target import on_cores
+from profiler.options import Explain, Run, RunSuite
 from profiler.options import Recommend as Options
-from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, cells_of, decide
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.cells import Row
@@ -188,7 +188,7 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     return questions
 
 
-def read_limits(options: Options | Run) -> tuple[Limit, ...]:
+def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
     """Parse limits such as "2" or "p99=2". Raises ConfigError."""
     limits = []
     for option, figures in grouped((option, column) for column, option in LIMITED_BY.items()).items():

@@ -97,7 +97,7 @@ def _held(reason: Reason) -> str:
     return f"error bound {numbers.error(value, 3 if is_close else 2)}{place}"
 
 
-def _missed(reason: Reason) -> str:
+def _limited(reason: Reason) -> str:
     return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
 
 
@@ -130,8 +130,9 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "worse": _worse,
     "unclear": lambda reason: f"{_worse(reason)}, not told apart",
     "equivalent": lambda reason: f"as good ({_worse(reason)})",
-    "over": _missed,
-    "under": _missed,
+    "over": _limited,
+    "under": _limited,
+    "within": _limited,
     "too-wide": _too_wide,
     "unknown": _unknown,
     "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
