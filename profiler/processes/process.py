@@ -49,6 +49,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|std::bad_alloc|OutOfMemory|RESOURCE_EXHAUSTED",
     re.IGNORECASE,
 )
+_NO_KERNEL = re.compile(r"^\"\w+\" not implemented for '(BFloat16|Half|Float8\w*)'")
+"""How torch refuses an operator in a type of few bits."""
 PRELOADED = "profiler.worker.preload"
 LOG = "PROFILER_FORKSERVER_LOG"
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
@@ -607,7 +609,9 @@ def explain(error: BaseException) -> Outcome:
     """Turn an error into its call's outcome, and print the traceback into the log."""
     if isinstance(error, Unsupported):
         return Outcome("unsupported", str(error))
-    out_of_memory = _out_of_memory(error)
+    if refusal := _cause(error, _NO_KERNEL):
+        return Outcome("unsupported", f"torch: {message(refusal)}")
+    out_of_memory = _cause(error, _OUT_OF_MEMORY, MemoryError)
     if not isinstance(error, ModelError) or error.__cause__ is not None:
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
@@ -615,10 +619,10 @@ def explain(error: BaseException) -> Outcome:
     return Outcome("oom" if out_of_memory else "failed", text)
 
 
-def _out_of_memory(error: BaseException) -> BaseException | None:
-    """Return the error in the chain that means out of memory, by its text: not every library has a type for it."""
+def _cause(error: BaseException, pattern: re.Pattern[str], *types: type[BaseException]) -> BaseException | None:
+    """Return the error in the chain with such a text: not every library has a type for it."""
     errors = chain(error, hidden=True)  # Cleaning up may raise another error, such as ending a CUDA graph's recording.
-    return next((e for e in errors if isinstance(e, MemoryError) or _OUT_OF_MEMORY.search(message(e))), None)
+    return next((e for e in errors if isinstance(e, types) or pattern.search(message(e))), None)
 
 
 def _oom_kills() -> int:
