@@ -92,7 +92,8 @@ def _met(cell: Row, limits: Sequence[Limit]) -> Reason | None:
         return None
     figure, limit = limits[0].figure, limits[0].value
     value = cell[figure] if figure == "accuracy_loss" else limits[0].measured(cell)
-    return Reason("within", value, limit, *map(cell.get, ends_of(figure)), figure=figure)
+    low, high = map(cell.get, ends_of(figure))
+    return Reason("within", value, limit, low, high, figure=figure)
 
 
 def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None, Row]:

@@ -620,7 +620,7 @@ def explain(error: BaseException) -> Outcome:
 
 
 def _cause(error: BaseException, pattern: re.Pattern[str], *types: type[BaseException]) -> BaseException | None:
-    """Return the error in the chain with such a text: not every library has a type for it."""
+    """Find the error in the chain by its type, or by its text where libraries have no type for it."""
     errors = chain(error, hidden=True)  # Cleaning up may raise another error, such as ending a CUDA graph's recording.
     return next((e for e in errors if isinstance(e, types) or pattern.search(message(e))), None)
 

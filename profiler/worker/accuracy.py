@@ -17,9 +17,13 @@ from profiler.worker.task import Task
 
 
 def is_scored(task: Task) -> bool:
-    """Tell whether the case's outputs are scored: in its first process, at the shape of the user's items."""
-    case = task.case
-    if not task.prepared.labels or case.pass_ != "inference" or case.replicate or task.only_fits:
+    """Tell whether this process scores its outputs: the first one of a configuration with labels."""
+    return has_labels(task) and not task.case.replicate and not task.only_fits
+
+
+def has_labels(task: Task) -> bool:
+    """Tell whether labels score the configuration's outputs: in inference, at the shape of the user's items."""
+    if not task.prepared.labels or task.case.pass_ != "inference":
         return False
     by_item = [spec for spec in task.prepared.specs if spec.data and spec.item_axis is not None]
     return all(stored(spec.data).shape[1:] == _item_shape(spec) for spec in by_item)

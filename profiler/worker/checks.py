@@ -5,6 +5,7 @@ A row whose proof contradicts its request is `failed`: nothing falls back in sil
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
+from profiler.worker.accuracy import has_labels
 from profiler.worker.parity import FP16_ENDS, WRONG, Pair
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
@@ -126,8 +128,8 @@ def _check_outputs(
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs = [[array.copy() for array in outputs]]  # The next run may overwrite them.
     pairs, problems = pairs_of(task, names, runs, reference)
-    drawn = how_drawn(case.source, model.specs)
-    finding = parity.judge(case.precision, list(map(parity.compare, pairs)), drawn)
+    drawn, wrong = how_drawn(case.source, model.specs), math.inf if has_labels(task) else WRONG
+    finding = parity.judge(case.precision, list(map(parity.compare, pairs)), drawn, wrong)
 
     def goes_on(items: int) -> bool:
         return bool(allowance and items < reference.items and allowance.allows(items, perf_counter() - start))
@@ -146,7 +148,7 @@ def _check_outputs(
         if reference.batch != case.batch_size:
             result.warnings.append(Warning("unchecked-outputs", f"{text}, and the CPU is too slow for this one"))
             return
-    result.take(parity.judge(case.precision, differences, drawn))
+    result.take(parity.judge(case.precision, differences, drawn, wrong))
     if problems:
         result.warnings.append(Warning("no-parity", _some(problems)))
     if differences:

@@ -389,8 +389,11 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def judge(precision: str, differences: Sequence[Difference], drawn: str = "") -> Finding:
-    """Judge a row by its differences: wrong, unusual for the precision, or fine. `drawn` is from `how_drawn`."""
+def judge(precision: str, differences: Sequence[Difference], drawn: str = "", wrong: float = WRONG) -> Finding:
+    """Judge a row by its differences: wrong, unusual for the precision, or fine. `drawn` is from `how_drawn`.
+
+    Errors from `wrong` on are wrong; where labels score the outputs, that is infinity.
+    """
     for difference in differences:
         if difference.wrong:
             ends = FP16_ENDS if precision == "fp16" else ""
@@ -399,10 +402,10 @@ def judge(precision: str, differences: Sequence[Difference], drawn: str = "") ->
         if (hidden := difference.hidden) and hidden.counts(precision):
             text = f"{_L2} {numbers.error(hidden.error)} of {hidden.where} of output {difference.name}"
             text += ", which others hide"
-            return f"the outputs are wrong: {text}" if hidden.error >= WRONG else Warning("inaccurate", text)
+            return f"the outputs are wrong: {text}" if hidden.error >= wrong else Warning("inaccurate", text)
     worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
     text, usual = f"{worst.measure} {numbers.error(worst.judged)} of output {worst.name}", _USUAL[precision]
-    if worst.judged >= WRONG:
+    if worst.judged >= wrong:
         return f"the outputs are wrong: {text}"
     if differences and all(difference.is_zero for difference in differences):
         return Warning("unchecked-outputs", f"the reference is zero, so computing nothing would pass{drawn}")

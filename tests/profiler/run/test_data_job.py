@@ -45,6 +45,18 @@ def train():
             optimizer.step()
     torch.save(model.state_dict(), Path(__file__).with_name("digits.pt"))
 
+class Noisy(nn.Module):  # Its eleventh class never wins, and bf16 computes its score wrong.
+    def __init__(self):
+        super().__init__()
+        self.digits = net()[0]
+
+    def forward(self, x):
+        noise = -1e3 * (1 + torch.sin(1e4 * x.mean((1, 2, 3))))
+        return torch.cat([self.digits(x), noise[:, None]], 1)
+
+def noisy():
+    return Noisy(), (torch.zeros(2, 1, 8, 8),)
+
 def broken(outputs, labels):
     raise RuntimeError("no such score")
 
@@ -59,9 +71,13 @@ models:
   - {name: digits, factory: "nets:net", data: digits.npz}
   - {name: metric, factory: "nets:net", data: digits.npz, metric: "nets:broken"}
   - {name: tired, factory: "nets:net", data: digits.npz, metric: "nets:tired"}
+  - {name: noisy, factory: "nets:noisy", data: digits.npz}
 engines: [eager, ort]
-precisions: [fp32, int8]
-exclude: [{model: [metric, tired], engine: ort}, {model: [metric, tired], precision: int8}]
+precisions: [fp32, bf16, int8]
+exclude:
+  - {model: [metric, tired, noisy], engine: ort}
+  - {model: [metric, tired, noisy], precision: int8}
+  - {model: [digits, metric, tired], precision: bf16}
 batch_sizes: [32]
 device: cpu
 budget: {seconds: 0.05, min_samples: 3}
@@ -145,6 +161,18 @@ def test_recommend_holds_the_end_of_the_interval_against_the_limit(run, profiler
     for text in ("much", "0.5", "100%", "0%"):
         wrong = profiler("recommend", str(run), "--max-accuracy-loss", text, cwd=run)
         assert wrong.returncode == 2 and "a percentage from 0 to 100 %" in wrong.stderr
+
+
+def test_labels_decide_where_outputs_are_far_from_the_references(run, rows, profiler):
+    row = rows["noisy/eager/bf16"]
+    assert row["status"] == "ok" and row["rel_l2_error"] > 0.5
+    assert any(text.startswith("inaccurate: relative L2 error ") for text in row["warnings"])
+    assert row["accuracy"] > 0.85 and row["accuracy_loss_high"] < 0.02
+    for words, code in (((), "over"), (("--max-accuracy-loss", "2%"), None)):
+        words = ("recommend", str(run), "--model", "noisy", "--format", "json", *words)
+        answer = json.loads(profiler(*words, cwd=run).stdout)
+        (loser,) = [cell for cell in (answer["best"], *answer["losers"]) if cell["name"] == "eager bf16"]
+        assert (code in [reason["code"] for reason in loser.get("reasons", ())]) == bool(code)
 
 
 def test_a_run_is_not_resumed_with_other_labels(run, profiler):
