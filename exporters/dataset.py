@@ -38,11 +38,14 @@ def is_function(word: str) -> bool:
     return ":" in word and "/" not in word
 
 
-def items_in(word: str) -> int | None:
-    """Count a dataset's items without reading them; None if that is unknown."""
+def labels_in(word: str) -> int | None:
+    """Count a dataset's labels without reading its items; None if that is unknown."""
     if not is_function(word):
         with contextlib.suppress(Exception):  # Preparing the model reports faults.
-            return len(_image_files(Path(word))) if Path(word).is_dir() else len(np.load(word)[LABELS])
+            if Path(word).is_dir():
+                return len(_image_files(Path(word)))
+            with np.load(word) as file:
+                return len(file[LABELS]) if LABELS in file.files else 0
     return None
 
 

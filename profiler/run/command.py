@@ -21,6 +21,7 @@ from rich.text import Text
 from engines.options import DEVICES, Device
 from exporters import named_files
 from exporters.cache import check_root, default_root, most_bytes, trim
+from exporters.dataset import labels_in
 from exporters.errors import sentence
 from exporters.libraries import library_of
 from profiler.bundled import job_file
@@ -207,7 +208,8 @@ def open_job(options: Options) -> JobFile | ModelJob:
 def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: str | None = None) -> Config:
     """Validate the job for a device of this kind; the command's options replace its keys."""
     config = job.config(kind, _overrides(options), hardware)
-    if options.max_accuracy_loss and not any(entry.data for entry in config.models):
+    data = [str(entry.data) for entry in config.models if entry.data]
+    if options.max_accuracy_loss and not any(labels_in(word) != 0 for word in data):
         raise ConfigError("--max-accuracy-loss needs --data with labels, in a job `data` of the model")
     if options.resume is not None:
         config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)

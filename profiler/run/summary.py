@@ -13,7 +13,8 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
-from exporters.dataset import items_in, scored_count
+from engines.base import Warning
+from exporters.dataset import labels_in, scored_count
 from exporters.inputs import file_specs
 from exporters.source import ModelError
 from profiler.errors import WHEN_IDLE
@@ -84,11 +85,13 @@ def _scoring(cases: Sequence[Case]) -> Iterator[str]:
     """Say how many calls scoring the users' data adds."""
     scored = grouped((c.source.data, c) for c in cases if c.source.data and c.pass_ == "inference" and not c.replicate)
     for data, parts in scored.items():
-        items = items_in(str(data))
-        if items is not None:
-            sizes = sorted({case.batch_size for case in parts})
-            calls = listed(f"{math.ceil(scored_count(items) / size):,} calls a case at batch {size}" for size in sizes)
-            yield f"Scoring {data} adds {calls}."
+        items, sizes = labels_in(str(data)), sorted({case.batch_size for case in parts})
+        if items == 0:
+            yield f"{data} has no labels: it gives inputs, errors and int8's ranges, but no accuracy."
+            continue
+        counts = [f"{math.ceil(scored_count(items or 0) / size):,} calls a case at batch {size}" for size in sizes]
+        calls = "a call for each batch of its items" if items is None else listed(counts)
+        yield f"Scoring {data} adds {calls}."
 
 
 def _missing_inputs(cases: Sequence[Case]) -> dict[str, str]:
@@ -131,7 +134,7 @@ def print_results(
         print_table(console, Table("", "The largest batch that fits", largest(tries), _LARGEST))
     print_more()
     _print_problems(console, results)
-    _print_notes(console, cells, printed)
+    _print_notes(console, results, cells, printed)
 
 
 def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
@@ -194,12 +197,15 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
         console.print(grid)
 
 
-def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice]) -> None:
+def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, printed: Sequence[Choice]) -> None:
     """Explain the ranges, count rough figures, and say how to narrow wide ranges."""
     factors = [choice.best for choice in printed if choice.best and choice.best["factor"]]
     lines = [_RANGES]
     if scored := cells["accuracy_items"].drop_nulls().to_list():
         lines.append(f"Accuracy: of {max(scored):,} scored items of the data; others calibrate int8.")
+    rows = results.filter(OK).select("model", "warnings").iter_rows()
+    warnings = ((model, Warning.parse(text)) for model, texts in rows for text in texts or ())
+    lines += dict.fromkeys(f"No accuracy of {model}: {w.text}." for model, w in warnings if w.kind == "no-accuracy")
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from exporters import dataset
-from exporters.dataset import item_order, items_in, scored_count, with_dataset
+from exporters.dataset import item_order, labels_in, scored_count, with_dataset
 from exporters.inputs import seeded_inputs, stored
 from exporters.source import ModelError, ModelSource, TensorSpec
 
@@ -74,7 +74,7 @@ def test_images_are_read_by_class_resized_and_normalized(tmp_path):
             Image.fromarray(pixels).save(tmp_path / name / "more" / f"{n:02}.png")
     for stray in (".checkpoints", "bird"):  # Neither a hidden folder nor an empty one is a class.
         (tmp_path / stray).mkdir()
-    assert items_in(str(tmp_path)) == 24
+    assert labels_in(str(tmp_path)) == 24
     (x,), labels = of(TensorSpec("x", ("batch", 3, 8, 6), "float32"), data=tmp_path)
     assert x.shape == (22, 3, 8, 6) and {*labels} == {0, 1}
     expected = (labels[:, None] * 100 / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
@@ -106,7 +106,7 @@ def test_misfits_are_refused(arrays, message, tmp_path):
 
 def test_a_metric_needs_labels_and_a_file_must_be_one(tmp_path):
     np.savez(tmp_path / "data.npz", anything=X)
-    assert of(IMAGE, data=tmp_path / "data.npz")[1] is None
+    assert of(IMAGE, data=tmp_path / "data.npz")[1] is None and labels_in(str(tmp_path / "data.npz")) == 0
     with pytest.raises(ModelError, match="has no labels"):
         of(IMAGE, data=tmp_path / "data.npz", metric="top1")
     (tmp_path / "data.npz").write_bytes(b"PK damaged")
@@ -152,7 +152,7 @@ def test_a_function_says_what_it_should_yield():
         of(replace(IMAGE, name="ids", shape=("batch", 5)), data=f"{__name__}:texts")
     (x,), labels = of(IMAGE, data=f"{__name__}:halves")
     assert x.shape == (22, 2) and labels.tolist() == [1] * 22
-    assert items_in(f"{__name__}:halves") is None
+    assert labels_in(f"{__name__}:halves") is None
 
 
 def test_large_data_are_refused_before_they_are_read(tmp_path, monkeypatch):

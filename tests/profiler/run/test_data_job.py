@@ -72,12 +72,13 @@ models:
   - {name: metric, factory: "nets:net", data: digits.npz, metric: "nets:broken"}
   - {name: tired, factory: "nets:net", data: digits.npz, metric: "nets:tired"}
   - {name: noisy, factory: "nets:noisy", data: digits.npz}
+  - {name: bare, factory: "nets:net", data: bare.npz}
 engines: [eager, ort]
 precisions: [fp32, bf16, int8]
 exclude:
   - {model: [metric, tired, noisy], engine: ort}
   - {model: [metric, tired, noisy], precision: int8}
-  - {model: [digits, metric, tired], precision: bf16}
+  - {model: [digits, metric, tired, bare], precision: bf16}
 batch_sizes: [32]
 device: cpu
 budget: {seconds: 0.05, min_samples: 3}
@@ -92,6 +93,7 @@ def run(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
     exec(NETS, space)
     space["train"]()
     np.savez(folder / "digits.npz", x=space["X"][TRAINED:], labels=space["Y"][TRAINED:])
+    np.savez(folder / "bare.npz", x=space["X"][TRAINED:])
     return run_job(profiler, folder, JOB)
 
 
@@ -173,6 +175,18 @@ def test_labels_decide_where_outputs_are_far_from_the_references(run, rows, prof
         answer = json.loads(profiler(*words, cwd=run).stdout)
         (loser,) = [cell for cell in (answer["best"], *answer["losers"]) if cell["name"] == "eager bf16"]
         assert (code in [reason["code"] for reason in loser.get("reasons", ())]) == bool(code)
+
+
+def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, rows, profiler):
+    base, row = rows["bare/eager/fp32"], rows["bare/ort/int8"]
+    assert row["calibrated"] and row["rel_l2_error_high"] < 0.1 and row["accuracy"] is base["accuracy"] is None
+    assert "no-accuracy: the data have no labels; they gave inputs, errors and int8's ranges" in row["warnings"]
+    done = profiler("job.yaml", "--dry-run", cwd=run.parent.parent)
+    assert "bare.npz has no labels: it gives inputs, errors and int8's ranges, but no accuracy." in done.stdout
+    assert "digits.npz adds 27 calls a case at batch 32." in done.stdout, "833 items"
+    words = ("nets:net", "--data", "bare.npz", "--max-accuracy-loss", "1%", "--dry-run", "--device", "cpu")
+    refused = profiler(*words, cwd=run.parent.parent)
+    assert refused.returncode == 2 and "--max-accuracy-loss needs --data with labels" in refused.stderr
 
 
 def test_a_run_is_not_resumed_with_other_labels(run, profiler):

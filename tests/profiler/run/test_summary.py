@@ -233,3 +233,9 @@ def test_no_figure_of_a_busy_row_is_printed():
     for field in made:
         quiet, busy = field.format(*(frame[column] for column in field.columns))
         assert quiet.startswith("1") and busy == "busy"
+
+
+def test_data_that_give_no_accuracy_are_told_once():
+    unlabelled = {"warnings": ["no-accuracy: the data have no labels"]}
+    text = printed(row("eager", **unlabelled), row("ort", **unlabelled))
+    assert text.count("No accuracy of net: the data have no labels.") == 1
