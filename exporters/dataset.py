@@ -105,7 +105,8 @@ def _check(source: ModelSource, spec: TensorSpec, array: Array) -> None:
     actual = f"{source.data}: an item of input {spec.name!r} is {array.dtype} of shape {array.shape[1:]}"
     if len(shape) != array.ndim - 1 or any(a not in (None, b) for a, b in zip(shape, array.shape[1:], strict=True)):
         expected = tuple(size for place, size in enumerate(spec.shape) if place != axis)
-        raise source.error(f"{actual}, the model takes {expected}")
+        varies = "; `shapes` sets sizes that vary" if len(shape) == array.ndim - 1 else ""
+        raise source.error(f"{actual}, the model takes {expected}{varies}")
     dtype = numpy_dtype(spec.dtype)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         bad = int(np.isfinite(array).reshape(len(array), -1).all(axis=1).argmin())

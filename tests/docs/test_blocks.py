@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from exporters.inputs import dimensions_of, input_specs
-from exporters.source import ModelSource
+from exporters.dataset import item_order, with_dataset
+from exporters.inputs import dimensions_of, input_specs, stored
+from exporters.source import ModelSource, TensorSpec
 from profiler.job.config import Config, config_of
 
 pytestmark = pytest.mark.slow
@@ -23,6 +26,7 @@ ELSEWHERE = {
     ("api.md", "py"): "tests/profiler/test_measure.py",
     ("api.md", "python"): "tests/docs/test_examples.py",
     ("api.md", "text"): "tests/docs/test_examples.py",
+    ("config.md", "python"): "tests/docs/test_blocks.py",
     ("extending.md", "python"): "tests/engines/test_new_engine.py",
 }
 """Tests of blocks by page and language."""
@@ -62,3 +66,17 @@ def test_the_factory_of_the_page_has_its_inputs(tmp_path, monkeypatch):
     source = ModelSource("encoder", factory="page_factory:encoder")
     assert dimensions_of(source) == ["sequence"]
     assert [(spec.name, spec.at(2)) for spec in input_specs(source)] == [("ids", (2, 128)), ("mask", (2, 128))]
+
+
+def test_the_tokens_of_the_page_are_data(tmp_path, monkeypatch):
+    (code,) = (code for page, language, code in BLOCKS if (page, language) == ("config.md", "python"))
+    monkeypatch.chdir(tmp_path)
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    exec(code, {"np": np, "tokenizer": tokenizer, "texts": ["a good film", "long"], "labels": [1, 0]})
+    specs = [TensorSpec(name, ("batch", 128), "int64") for name in ("input_ids", "attention_mask")]
+    (ids, mask), labels = with_dataset(ModelSource("mine", data="reviews.npz"), specs)
+    order = item_order(2)
+    assert stored(ids.data)[order.argsort()][:, :4].tolist() == [[1, 2, 1, 0], [1, 0, 0, 0]]
+    assert stored(mask.data).sum() == 4 and stored(labels)[order.argsort()].tolist() == [1, 0]

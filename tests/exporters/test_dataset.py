@@ -85,7 +85,7 @@ def test_images_are_read_by_class_resized_and_normalized(tmp_path):
     ("arrays", "message"),
     [
         ({"x": X, "labels": Y[:3]}, "24 of x, 3 of labels"),
-        ({"x": X[:, :1], "labels": Y}, r"float32 of shape \(1,\), the model takes \(2,\)"),
+        ({"x": X[:, :1], "labels": Y}, r"float32 of shape \(1,\), the model takes \(2,\); `shapes` sets sizes"),
         ({"x": X, "z": X, "labels": Y}, "no input 'z'"),
         ({"x": np.where(np.arange(48).reshape(24, 2) == 11, np.nan, X), "labels": Y}, "item 5 of input 'x' holds NaN"),
         ({"x": X, "labels": Y.astype(str)}, "finite numbers, an array per item"),

@@ -57,6 +57,33 @@ class Noisy(nn.Module):  # Its eleventh class never wins, and bf16 computes its 
 def noisy():
     return Noisy(), (torch.zeros(2, 1, 8, 8),)
 
+class Topics(nn.Module):  # The mean embedding of the tokens that the mask keeps, compared with each topic's.
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.topics = nn.Embedding(100, 16), nn.Linear(16, 4, bias=False)
+
+    def forward(self, input_ids, attention_mask):
+        kept = attention_mask[..., None].float()
+        return self.topics((self.tokens(input_ids) * kept).sum(1) / kept.sum(1))
+
+def topics():
+    torch.manual_seed(0)
+    model = Topics().eval()
+    with torch.no_grad():
+        noise = torch.randn(100, 16) / 2
+        model.tokens.weight.copy_(model.topics.weight[torch.arange(100) % 4] + noise)
+    sequence, batch = torch.export.Dim("sequence"), torch.export.Dim("batch")
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    return model, (ids, ids), ({{0: batch, 1: sequence}}, {{0: batch, 1: sequence}})
+
+def texts():
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 4, 300)
+    topics = np.where(draw.random((300, 20)) < 0.6, labels[:, None], draw.integers(0, 4, (300, 20)))
+    mask = (np.arange(20) < draw.integers(3, 21, 300)[:, None]).astype(np.int64)
+    ids = mask * (4 * draw.integers(0, 25, (300, 20)) + topics)
+    return {{"input_ids": ids, "attention_mask": mask, "labels": labels}}
+
 def broken(outputs, labels):
     raise RuntimeError("no such score")
 
@@ -73,12 +100,13 @@ models:
   - {name: tired, factory: "nets:net", data: digits.npz, metric: "nets:tired"}
   - {name: noisy, factory: "nets:noisy", data: digits.npz}
   - {name: bare, factory: "nets:net", data: bare.npz}
+  - {name: topics, factory: "nets:topics", data: texts.npz, shapes: {sequence: [20]}}
 engines: [eager, ort]
 precisions: [fp32, bf16, int8]
 exclude:
   - {model: [metric, tired, noisy], engine: ort}
   - {model: [metric, tired, noisy], precision: int8}
-  - {model: [digits, metric, tired, bare], precision: bf16}
+  - {model: [digits, metric, tired, bare, topics], precision: bf16}
 batch_sizes: [32]
 device: cpu
 budget: {seconds: 0.05, min_samples: 3}
@@ -94,6 +122,7 @@ def run(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
     space["train"]()
     np.savez(folder / "digits.npz", x=space["X"][TRAINED:], labels=space["Y"][TRAINED:])
     np.savez(folder / "bare.npz", x=space["X"][TRAINED:])
+    np.savez(folder / "texts.npz", **space["texts"]())
     return run_job(profiler, folder, JOB)
 
 
@@ -187,6 +216,20 @@ def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, r
     words = ("nets:net", "--data", "bare.npz", "--max-accuracy-loss", "1%", "--dry-run", "--device", "cpu")
     refused = profiler(*words, cwd=run.parent.parent)
     assert refused.returncode == 2 and "--max-accuracy-loss needs --data with labels" in refused.stderr
+
+
+def test_texts_of_tokens_and_a_mask_are_scored(run, rows):
+    data = dict(np.load(run.parent.parent / "texts.npz"))
+    space: dict[str, Any] = {"__file__": str(run.parent.parent / "nets.py")}
+    exec(NETS, space)
+    scores = space["topics"]()[0](*(torch.from_numpy(data[name]) for name in ("input_ids", "attention_mask")))
+    hits = (scores.argmax(1).numpy() == data["labels"])[item_order(300)[: scored_count(300)]]
+    assert 0.7 < hits.mean() < 1
+    for variant, precision in (("eager", "fp32"), ("ort", "fp32"), ("ort", "int8")):
+        row = rows[f"topics/{variant}/{precision}"]
+        assert row["accuracy"] == pytest.approx(hits.mean(), abs=0.02 if precision == "int8" else 0)
+        assert row["accuracy_items"] == 270 and row["shape"] == "sequence=20"
+    assert rows["topics/ort/int8"]["calibrated"]
 
 
 def test_a_run_is_not_resumed_with_other_labels(run, profiler):
