@@ -32,6 +32,11 @@ class Model:
         for spec, array in zip(config["inputs"], arrays, strict=True):
             self.binding.bind_ortvalue_input(spec["name"], ort.OrtValue.ortvalue_from_numpy(array, device, 0))
         self.bind_outputs(device)
+        self.device, self.unbuffered = device, list[str]()
+        try:
+            self.call()
+        except Exception:  # The file declares other sizes than it computes, so no buffer fits.
+            self.unbuffered = [node.name for node in self.session.get_outputs()]
 
     def bind_outputs(self, device: str) -> None:
         """Bind the outputs once: a CUDA graph needs fixed addresses, and calls then copy nothing more."""
@@ -44,6 +49,8 @@ class Model:
                 self.binding.bind_output(node.name, device)
 
     def call(self) -> None:
+        for name in self.unbuffered:
+            self.binding.bind_output(name, self.device)
         self.session.run_with_iobinding(self.binding)
         self.binding.synchronize_outputs()
 

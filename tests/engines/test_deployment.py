@@ -149,6 +149,21 @@ def test_onnx_runtime_gets_the_options_that_were_measured(tmp_path):
     }  # fmt: skip
 
 
+def test_onnx_runtime_runs_a_file_that_declares_a_wrong_size(tmp_path, monkeypatch, capsys):
+    ends = helper.make_tensor_value_info("x", 1, ["N"]), helper.make_tensor_value_info("y", 7, [1, 1])
+    graph = helper.make_graph([helper.make_node("NonZero", ["x"], ["y"])], "g", [ends[0]], [ends[1]])
+    path, folder = tmp_path / "graph.onnx", tmp_path / "out"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    folder.mkdir()
+    source = ModelSource("net", onnx=path)
+    job = Job(source, "inference", "fp32", 4, "cpu", OrtOptions(), (), onnx=path, engine="ort")
+    config = {"model": "net", "device": "cpu", **deploy(job, folder, None).config}
+    (folder / "config.json").write_text(json.dumps(config))
+    np.save(folder / "x.npy", np.ones(4, np.float32))
+    run(folder, monkeypatch, "--input", str(folder / "x.npy"))
+    assert capsys.readouterr().out.startswith("net: output (1, 4), ")
+
+
 class HostCuda(ModuleType):
     """cuda.bindings.runtime as far as run_trt.py uses it: host memory plays the device's."""
 
