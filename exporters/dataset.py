@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.errors import nearest
 from exporters.inputs import SEED, described, item_axes, items_first, numpy_dtype, store
-from exporters.metrics import IGNORED, metric_of
+from exporters.metrics import IGNORED
 from exporters.source import BATCH, ModelError, ModelSource, TensorSpec
 
 LABELS = "labels"
@@ -62,7 +61,7 @@ def item_order(items: int) -> NDArray[np.int64]:
 def with_dataset(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], str]:
     """Fill the inputs with the user's items in `item_order`; return them and the labels' key in the cache, or "".
 
-    Raises ModelError for data that cannot be read or do not fit the inputs, and for an unknown metric.
+    Raises ModelError for data that cannot be read or do not fit the inputs.
     """
     assert source.data is not None
     by_item = [spec for spec, axis in zip(specs, item_axes(specs), strict=True) if axis is not None]
@@ -72,11 +71,9 @@ def with_dataset(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[tupl
     with source.failing(f"reading {source.data}", mend):
         inputs, labels = _read(source, by_item)
     names = [spec.name for spec in by_item]
-    if strays := [name for name in inputs if name not in names]:
-        raise source.error(f"{source.data}: the model has no input {strays[0]!r}{nearest(strays[0], [*names, LABELS])}")
-    if missing := [name for name in names if name not in inputs]:
-        raise source.error(f"{source.data}: there is no array for input {missing[0]!r}")
     arrays = {**inputs, **({} if labels is None else {LABELS: labels})}
+    if inputs.keys() != {*names}:
+        raise source.error(f"{source.data} has {', '.join(arrays)}; give arrays {', '.join([*names, LABELS])}")
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len({*counts.values()}) > 1 or 0 in counts.values():
         sizes = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
@@ -84,14 +81,13 @@ def with_dataset(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[tupl
     for spec in by_item:
         _check(source, spec, inputs[spec.name])
     if labels is not None and (labels.dtype.kind not in "biuf" or not np.isfinite(labels).all()):
-        raise source.error(f"{source.data}: labels must be finite numbers, an array per item, not {labels.dtype}")
+        raise source.error(
+            f"{source.data}: labels must be finite numbers, such as a class's number, not {labels.dtype}"
+        )
     if labels is not None and (unlabelled := (labels == IGNORED).reshape(len(labels), -1).all(axis=1)).any():
         raise source.error(f"{source.data}: item {unlabelled.argmax()} has no label but {IGNORED}; leave it out")
     if source.metric and labels is None:
         raise source.error(f"{source.data} has no labels, and metric {source.metric!r} needs them")
-    if labels is not None:
-        with source.failing(f"importing metric {source.metric!r}", "give package.module:function"):
-            metric_of(source.metric, labels)
     order = item_order(counts[names[0]])
     data = {name: store(array[order]) for name, array in inputs.items()}
     filled = tuple(replace(spec, data=data.get(spec.name, spec.data)) for spec in specs)

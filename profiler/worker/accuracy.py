@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable
 
 from engines.base import Array, Feedable, Named, Session, ignore
 from exporters.calls import chosen
 from exporters.dataset import scored_count
-from exporters.inputs import TensorSpec, distinct_items, seeded_inputs, stored
-from exporters.metrics import metric_of, score
+from exporters.inputs import TensorSpec, seeded_inputs, stored
+from exporters.metrics import Metric, Scores, metric_of, score
 from exporters.source import ModelError, ModelSource
 from profiler.worker.parity import Outputs, axes_of
 from profiler.worker.task import Task
@@ -39,45 +37,35 @@ def score_items(task: Task, session: Session, goes_on: Callable[[], bool]) -> li
     Raises ModelError for outputs or a metric that give no scores.
     """
     specs, batch, source = task.prepared.specs, task.case.batch_size, task.case.source
-    labels, items = stored(task.prepared.labels), distinct_items(specs) or 0
-    total = scored_count(items)
-    metric, scores = metric_of(source.metric, labels), list[float]()
+    labels = stored(task.prepared.labels)
+    total, scores = scored_count(len(labels)), list[float]()
     assert isinstance(session, Feedable), "an engine that takes a dataset takes other inputs"
     for first in range(0, total, batch):
         if not goes_on():
             break
         session.feed(seeded_inputs(specs, batch, first=first))
         session.run(ignore)
-        part = labels[first : min(first + batch, total)]
-        outputs = tuple(_with_items(session, source.outputs, axes_of(specs), batch, len(part)))
-        if not outputs:
-            raise ModelError("no output of the model holds items")
-        scores += score(metric, outputs if len(outputs) > 1 else outputs[0], part).tolist()
+        run = session.outputs()
+        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(run))]
+        outputs = Outputs.of_runs(names, [run], batch, axes=(*axes_of(specs), 0))
+        metric = metric_of(source.metric, labels)
+        scores += _scores(source, metric, outputs, labels[first : min(first + batch, total)]).tolist()
     return scores
 
 
 def check_metric(source: ModelSource, reference: Outputs) -> None:
     """Score the reference's items, so that a misfit shows before anything is measured. Raises ModelError."""
-    names = list(reference.arrays)
-    rows = [reference.rows(names[place]) for place in chosen(source.outputs, names)]
-    outputs = tuple(row for row in rows if row is not None)
     labels = stored(source.labels)
-    count = min([scored_count(len(labels)), *map(len, outputs)])
+    count = min(scored_count(len(labels)), reference.items)
     with source.failing("scoring the reference's outputs", "mend the metric or the labels"):
-        if not outputs:
-            raise ModelError("no output of the model holds items")
-        parts = tuple(row[:count] for row in outputs)
-        score(metric_of(source.metric, labels), parts if len(parts) > 1 else parts[0], labels[:count])
+        _scores(source, metric_of(source.metric, labels), reference, labels[:count])
 
 
-def _with_items(
-    session: Session, selected: Sequence[str], axes: Sequence[int], batch: int, count: int
-) -> Iterator[Array]:
-    """Yield the first `count` items of each selected output that holds items, items first."""
-    outputs = session.outputs()
-    names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
-    for place in chosen(selected, names):
-        output = outputs[place]
-        axis = next((axis for axis in (*axes, 0) if output.shape[axis : axis + 1] == (batch,)), None)
-        if axis is not None:
-            yield np.moveaxis(output, axis, 0)[:count]
+def _scores(source: ModelSource, metric: Metric, outputs: Outputs, labels: Array) -> Scores:
+    """Score the first items of the selected outputs that hold items."""
+    names = list(outputs.arrays)
+    rows = [outputs.rows(names[place]) for place in chosen(source.outputs, names)]
+    parts = tuple(row[: len(labels)] for row in rows if row is not None)
+    if not parts:
+        raise ModelError("no output of the model holds items")
+    return score(metric, parts if len(parts) > 1 else parts[0], labels)

@@ -21,7 +21,7 @@ from profiler.processes.messages import Entered, Progress, Report
 from profiler.stats.samples import median
 from profiler.tables import numbers
 from profiler.worker import checks, parity
-from profiler.worker.accuracy import score_items
+from profiler.worker.accuracy import has_labels, score_items
 from profiler.worker.bisection import Explained, Units, bisect
 from profiler.worker.clock import Clock, CpuClock, CudaClock
 from profiler.worker.sampling import warm_up
@@ -72,16 +72,18 @@ def explain(argument: tuple[Task, Path], report: Report) -> Explained:
         return result
     mixed.write(units, path)
     with opened(Units()) as before, opened(units) as after:
-        accuracies = _accuracies(task, before, after) if task.prepared.labels else ()
+        accuracies = _accuracies(task, before, after) if has_labels(task) else ()
         return replace(result, rounds=_time_in_turn(before, after, clock, task), accuracies=accuracies)
 
 
 def _accuracies(task: Task, *sessions: Session) -> tuple[float, ...]:
     """Return each session's mean score over the items that all could score in time."""
-    scores = []
-    for session in sessions:
+
+    def score(session: Session) -> list[float]:
         end = perf_counter() + _SCORING_SECONDS
-        scores.append(score_items(task, session, lambda end=end: perf_counter() < end))  # type: ignore[misc]
+        return score_items(task, session, lambda: perf_counter() < end)
+
+    scores = list(map(score, sessions))
     items = min(map(len, scores))
     return tuple(sum(part[:items]) / items for part in scores)
 
