@@ -118,7 +118,10 @@ def _check(source: ModelSource, spec: TensorSpec, array: Array) -> None:
 def _read(source: ModelSource, specs: Sequence[TensorSpec]) -> Items:
     word = str(source.data)
     if is_function(word):
+        from exporters.factories import seed
+
         module, _, name = word.partition(":")
+        seed()  # A DataLoader may shuffle, and a resumed run needs the same items.
         return _stacked(source, getattr(importlib.import_module(module), name)(), specs)
     if Path(word).is_dir():
         return _images(source, Path(word), specs)

@@ -58,8 +58,8 @@ def _top1(outputs: Any, labels: Array) -> Scores:
         if scores.ndim > 2 and scores.shape[:1] + scores.shape[2:] == labels.shape:
             return _share(_hits(scores, labels, axis=1), labels)
     raise ModelError(
-        f"no output holds scores of classes for labels of shape {labels.shape}; give `metric`, a function of outputs "
-        "and labels"
+        f"no output holds scores of classes for labels of shape {labels.shape}; give `metric`: relative-error, or a "
+        "function of outputs and labels"
     )
 
 

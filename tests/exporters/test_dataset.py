@@ -37,6 +37,10 @@ def batches() -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=5)
 
 
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=5, shuffle=True)
+
+
 def by_name() -> Iterator[Any]:
     for n in range(24):
         yield {"mask": np.full(5, n, np.float32), "ids": np.full(5, n)}, n
@@ -55,6 +59,12 @@ def test_file_dataset_and_loader_give_the_same_items(data, tmp_path):
     (x,), labels = of(IMAGE, data=tmp_path / "data.npz" if data == "file" else data)
     scored = item_order(24)[:22]
     assert np.array_equal(x, X[scored]) and np.array_equal(labels, scored)
+
+
+def test_a_loader_shuffles_alike_in_every_process():
+    first, second = ((torch.seed(), of(IMAGE, data=f"{__name__}:shuffled"))[1] for _ in range(2))
+    assert np.array_equal(first[0][0], second[0][0]) and np.array_equal(first[1], second[1])
+    assert np.array_equal(first[0][0], X[first[1]]) and not np.array_equal(first[1], item_order(24)[:22])
 
 
 @pytest.mark.parametrize("data", ["file", f"{__name__}:by_name"])
