@@ -54,7 +54,7 @@ _FIELDS = [words("Node", "node"), words("Operator", "operator"), words("PyTorch 
 
 def execute(options: Options, console: Console) -> int:
     """Explain one configuration of a run; return 1 if that failed, else 0. Raises ConfigError."""
-    case, folders, accuracy, cell = _chosen(options)
+    case, folders, cell = _chosen(options)
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
         why = f"{case.variant} runs no {case.precision} graph; give fp16, bf16 or int8 of a runtime of graphs"
@@ -73,7 +73,8 @@ def execute(options: Options, console: Console) -> int:
         console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
         return 1
     unit = "layer" if case.precision in EIGHT_BITS else "node"
-    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, unit, accuracy)}\n"))
+    base = None if cell["accuracy_loss"] is None else cell["accuracy"] + cell["accuracy_loss"]
+    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, unit, base)}\n"))
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
@@ -96,13 +97,9 @@ def _met(cell: Row, limits: Sequence[Limit]) -> Reason | None:
     return Reason("within", value, limit, low, high, figure=figure)
 
 
-def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None, Row]:
-    """Return the configuration's case, the folders of its model's code, its base's accuracy, and its cell.
-
-    Raises ConfigError.
-    """
-    results = read_results(options.run)
-    rows = results.filter(pl.col("pass") == "inference").sort("replicate", maintain_order=True)
+def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
+    """Return the configuration's case, the folders of its model's code, and its cell. Raises ConfigError."""
+    rows = cells(read_results(options.run)).filter(pl.col("pass") == "inference")
     rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
     asked: dict[str, Any] = {"configuration": options.configuration, "model": options.model}
     for column, value in (asked | {"batch": options.batch, "setting": options.setting}).items():
@@ -113,15 +110,13 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], float | None, Row]
         elif column == "model" and len(valid) > 1:
             raise ConfigError(f"--model: the configuration ran several; give one: {', '.join(valid)}")
         rows = rows.filter(pl.col(name) == (valid[0] if value is None else value))
-    row, bench = rows.row(0, named=True), options.run / "bench.yaml"
-    device: Device = "cuda" if row["device"] == "cuda" else "cpu"
+    cell, bench = rows.row(0, named=True), options.run / "bench.yaml"
+    device: Device = "cuda" if cell["device"] == "cuda" else "cpu"
     config = without_foreign_code(load_config(bench, device), options.run, "explain", options.trust_code)
-    case = next((case for case in make_plan(config, device) if case.id == row["case_id"]), None)
+    case = next((case for case in make_plan(config, device) if case.id in cell["case_ids"]), None)
     if case is None:
-        raise ConfigError(f"explain: {row['case_id']} is not in {bench}; give a configuration of the job")
-    bases = results.filter("is_base", pl.col("accuracy").is_not_null(), model=row["model"])
-    cell = cells(results).row(by_predicate=pl.col("case_ids").list.contains(row["case_id"]), named=True)
-    return case, config.path, next(iter(bases["accuracy"]), None), cell
+        raise ConfigError(f"explain: {cell['case_ids'][0]} is not in {bench}; give a configuration of the job")
+    return case, config.path, cell
 
 
 def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:
