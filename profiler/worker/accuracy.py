@@ -38,7 +38,7 @@ def score_items(task: Task, session: Session, goes_on: Callable[[], bool]) -> li
     """
     specs, batch, source = task.prepared.specs, task.case.batch_size, task.case.source
     labels = stored(task.prepared.labels)
-    total, scores = scored_count(len(labels)), list[float]()
+    metric, total, scores = metric_of(source.metric, labels), scored_count(len(labels)), list[float]()
     assert isinstance(session, Feedable), "an engine that takes a dataset takes other inputs"
     for first in range(0, total, batch):
         if not goes_on():
@@ -48,7 +48,6 @@ def score_items(task: Task, session: Session, goes_on: Callable[[], bool]) -> li
         run = session.outputs()
         names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(run))]
         outputs = Outputs.of_runs(names, [run], batch, axes=(*axes_of(specs), 0))
-        metric = metric_of(source.metric, labels)
         scores += _scores(source, metric, outputs, labels[first : min(first + batch, total)]).tolist()
     return scores
 

@@ -26,16 +26,18 @@ from torch import nn
 
 X, Y = (load_digits().images / 16).astype(np.float32)[:, None], load_digits().target
 
-def net():
+def untrained():
+    torch.manual_seed(0)
     layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10)]
-    model = nn.Sequential(*layers)
+    return nn.Sequential(*layers)
+
+def net():
+    model = untrained()
     model.load_state_dict(torch.load(Path(__file__).with_name("digits.pt")))
     return model.eval(), (torch.zeros(2, 1, 8, 8),)
 
 def train():
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, 10)]
-    model = nn.Sequential(*layers)
+    model = untrained()
     x, y = torch.from_numpy(X[:{TRAINED}]), torch.from_numpy(Y[:{TRAINED}])
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(12):
@@ -113,12 +115,17 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
+def nets(folder: Path) -> dict[str, Any]:
+    space: dict[str, Any] = {"__file__": str(folder / "nets.py")}
+    exec(NETS, space)
+    return space
+
+
 @pytest.fixture(scope="module")
 def run(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     (folder / "nets.py").write_text(NETS)
-    space: dict[str, Any] = {"__file__": str(folder / "nets.py")}
-    exec(NETS, space)
+    space = nets(folder)
     space["train"]()
     np.savez(folder / "digits.npz", x=space["X"][TRAINED:], labels=space["Y"][TRAINED:])
     np.savez(folder / "bare.npz", x=space["X"][TRAINED:])
@@ -135,9 +142,7 @@ def rows(run: Path) -> dict[str, dict[str, Any]]:
 def test_each_item_is_scored_like_by_an_independent_script(run, rows):
     x = (load_digits().images / 16).astype(np.float32)[TRAINED:, None]
     labels = load_digits().target[TRAINED:]
-    space: dict[str, Any] = {"__file__": str(run.parent.parent / "nets.py")}
-    exec(NETS, space)
-    model, _ = space["net"]()
+    model, _ = nets(run.parent.parent)["net"]()
     graph = run.parent.parent / "theirs.onnx"
     torch.onnx.export(model, (torch.zeros(897, 1, 8, 8),), graph, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(graph)
@@ -220,9 +225,8 @@ def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, r
 
 def test_texts_of_tokens_and_a_mask_are_scored(run, rows):
     data = dict(np.load(run.parent.parent / "texts.npz"))
-    space: dict[str, Any] = {"__file__": str(run.parent.parent / "nets.py")}
-    exec(NETS, space)
-    scores = space["topics"]()[0](*(torch.from_numpy(data[name]) for name in ("input_ids", "attention_mask")))
+    model = nets(run.parent.parent)["topics"]()[0]
+    scores = model(*(torch.from_numpy(data[name]) for name in ("input_ids", "attention_mask")))
     hits = (scores.argmax(1).numpy() == data["labels"])[item_order(300)[: scored_count(300)]]
     assert 0.7 < hits.mean() < 1
     for variant, precision in (("eager", "fp32"), ("ort", "fp32"), ("ort", "int8")):
