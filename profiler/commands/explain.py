@@ -33,7 +33,6 @@ from profiler.results.choice import MAX_ERROR, Limit
 from profiler.results.columns import LIMITED_BY
 from profiler.results.reading import read_results
 from profiler.results.reasons import Reason
-from profiler.results.result import ends_of
 from profiler.results.run_folder import without_foreign_code
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
@@ -92,9 +91,8 @@ def _met(cell: Row, limits: Sequence[Limit]) -> Reason | None:
     if cell["status"] != "ok" or any(limit.missed(cell) for limit in limits):
         return None
     figure, limit = limits[0].figure, limits[0].value
-    value = cell[figure] if figure == "accuracy_loss" else limits[0].measured(cell)
-    low, high = map(cell.get, ends_of(figure))
-    return Reason("within", value, limit, low, high, figure=figure)
+    low, high = cell.get(f"{figure}_low"), cell[f"{figure}_high"]
+    return Reason("within", high if figure == "error" else cell[figure], limit, low, high, figure=figure)
 
 
 def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,4 @@ def _range(start: int, end: int) -> Units:
 
 def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """Return the smallest number that `holds`, at most `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+    return low + bisect_left(range(low, high), x=True, key=holds)
