@@ -53,8 +53,9 @@ def _top1(outputs: Any, labels: Array) -> Scores:
             labels = labels.argmax(axis=1)
         if scores.shape == labels.shape and scores.dtype.kind in "biu":
             return _share(scores == labels, labels)
-        if scores.shape[:-1] == labels.shape and scores.shape[-1] > 1:
-            return _share(_hits(scores, labels, axis=-1), labels)
+        shapes = (labels.shape, labels.shape[:1]) if labels.shape[1:] == (1,) else (labels.shape,)
+        if scores.shape[:-1] in shapes and scores.shape[-1] > 1:
+            return _share(_hits(scores, labels.reshape(scores.shape[:-1]), axis=-1), labels)
         if scores.ndim > 2 and scores.shape[:1] + scores.shape[2:] == labels.shape:
             return _share(_hits(scores, labels, axis=1), labels)
     raise ModelError(

@@ -31,6 +31,8 @@ def tokens(axis: int) -> Any:
         (tokens(2), TOKENS, [1, 2 / 3]),
         (tokens(1), TOKENS, [1, 2 / 3]),
         (SCORES, CLASSES.astype(float), [1, 0]),
+        (SCORES, CLASSES[:, None], [1, 0]),
+        (SCORES[:, None], CLASSES[:, None], [1, 0]),
         (SCORES, np.eye(3)[CLASSES], [1, 0]),
         (np.where(np.arange(2)[:, None] == 0, np.nan, SCORES), np.array([0, 2]), [0, 1]),
         (np.array([[3.5, 4.0], [7.0, 0.0]]), np.array([[3.5, 4.0], [3.5, 0.0]]), [1, 0]),
