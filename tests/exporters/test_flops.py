@@ -49,10 +49,6 @@ class Branching(nn.Module):
     def forward(self, x):
         return self.model(x if x.sum() > 0 else -x)
 
-class Raising(nn.Module):
-    def forward(self, x):
-        raise ValueError("no luck")
-
 class Sequences(nn.Module):
     def __init__(self, kind):
         super().__init__()

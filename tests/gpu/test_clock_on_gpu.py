@@ -13,9 +13,6 @@ from profiler.worker.clock import CudaClock, TimedCall
 
 pytestmark = pytest.mark.gpu
 
-QUEUE = 3000
-"""More launches than a launch queue holds."""
-
 
 @pytest.fixture(scope="module")
 def clock() -> CudaClock:

@@ -25,7 +25,6 @@ from profiler.errors import ConfigError
 from profiler.machine import nvml
 from profiler.machine.nvml import Gpu
 
-ROOT = Path(__file__).resolve().parents[3]
 Build = Callable[..., CompletedProcess[str]]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from published_rows import case, frame, layer
+from published_rows import case, frame
 from rich.console import Console
 
 from profiler.errors import ConfigError
@@ -24,7 +24,6 @@ ENVIRONMENT = {
     "command": ["python", "-m", "profiler", "job"], "compute_capability": "9.0",
     "roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8},
 }  # fmt: skip
-LAYERS = [layer(f"L{i}", (1.0 * i, 2.0, 3.0)) for i in range(1, 6)]
 CPU = {"machine": "a CPU", "device": "cpu", "cudnn": None}
 
 

@@ -18,7 +18,6 @@ from profiler.results.columns import LAYERS, RESULTS, SAMPLES
 from profiler.results.reading import read_runs
 
 ROOT = Path(__file__).resolve().parents[3]
-GOLDEN = ROOT / "tests" / "golden"
 
 
 def write_run(folder: Path, run_id: str | None = None, environment: Any = None, **columns: Any) -> Path:
