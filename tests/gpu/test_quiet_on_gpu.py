@@ -8,24 +8,12 @@ import time
 import polars as pl
 import pytest
 from other_work import on_gpu
-from runs import run_job
+from runs import Told, run_job
 
 from profiler.machine.nvml import Nvml, visible_gpus
 from profiler.run.watch import DeviceLock, Quiet
 
 pytestmark = pytest.mark.gpu
-
-
-class Told:
-    def __init__(self) -> None:
-        self.announced: list[str] = []
-        self.waited: list[str] = []
-
-    def announce(self, text: str) -> None:
-        self.announced.append(text)
-
-    def doing(self, text: str) -> None:
-        self.waited.append(text)
 
 
 def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended():

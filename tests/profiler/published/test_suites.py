@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runs import finish
+
 from engines.options import Device
 from profiler.job.case import Case
 from profiler.job.config import load_config
@@ -65,10 +67,8 @@ budget: {seconds: 0.05, min_samples: 3}
 
 
 def test_a_run_with_a_study_ends_with_its_tables(profiler, tmp_path):
-    (tmp_path / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (tmp_path / "results").iterdir()
+    run = finish(profiler, tmp_path, JOB, PROFILER_CACHE=str(tmp_path / "cache"))
+    folder, done = run.folder, run.done
     page = (folder / "tables" / "published.md").read_text()
     assert page.count("| ▸ mine |") >= 4, "a row in each pass"
     assert "| **63** | 252 | 98 | 11 | 21 | 445 |" in page, "cuda-convnet2's forward, the best in L1"

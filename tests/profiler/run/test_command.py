@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 import pytest
 from matrix_product import write_product, write_text
-from runs import Profiler, on_console, until
+from runs import Finished, Profiler, finish, on_console, until
 
 from profiler.job import plan
 from profiler.job.config import LargestBatch, load_config
@@ -89,25 +89,6 @@ RAISING = '{name: raising, factory: "tiny:raising", input: [3, 16, 16]}'
 FAST = "{seconds: 0.05, min_samples: 3, repeats: 0}"
 
 
-@dataclass
-class Finished:
-    """A run that has ended, and what it left behind."""
-
-    done: CompletedProcess[str]
-    folder: Path
-
-    @property
-    def rows(self) -> pl.DataFrame:
-        return pl.scan_parquet(self.folder / "results.parquet").collect()
-
-    @property
-    def journal(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
-
-    def row(self, case_id: str) -> dict[str, Any]:
-        return self.rows.row(by_predicate=pl.col("case_id") == case_id, named=True)
-
-
 Run = Callable[..., Finished]
 
 
@@ -119,20 +100,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(profiler: Profiler, cache: Path) -> Run:
     """`run(folder, job, "--strict")` writes the job there, runs it, and finds the run's folder."""
-    return functools.partial(run_with, profiler, cache)
-
-
-def run_with(
-    profiler: Profiler, cache: Path, folder: Path, job: str | None, *arguments: str, code: int = 0, **variables: str
-) -> Finished:
-    if job is not None:
-        (folder / "job.yaml").write_text(job)
-        arguments = ("job.yaml", *arguments)
-    done = profiler(*arguments, cwd=folder, PROFILER_CACHE=str(cache), **variables)
-    assert done.returncode == code, done.stdout + done.stderr
-    runs = list((folder / "results").iterdir())
-    assert len(runs) == 1, done.stdout
-    return Finished(done, runs[0])
+    return functools.partial(finish, profiler, PROFILER_CACHE=str(cache))
 
 
 def with_factories(folder: Path) -> Path:
@@ -254,7 +222,7 @@ def test_folder_holds_everything(full):
     assert environment["device"] == "cpu"
     assert environment["cpu"]
     assert environment["packages"]["torch"]
-    assert sorted(line["case_id"] for line in full.journal) == sorted(full.rows["case_id"])
+    assert sorted(line["case_id"] for line in full.lines()) == sorted(full.rows["case_id"])
 
 
 def test_terminal_has_the_tables_and_nothing_of_the_libraries(full):
@@ -268,11 +236,13 @@ def test_terminal_has_the_tables_and_nothing_of_the_libraries(full):
     assert [line for line in output.splitlines() if len(line) > 120 and full.folder.name not in line] == []
 
 
-def test_a_base_has_three_processes_and_all_answers_name_one_configuration(profiler, cache, workplace, monkeypatch):
+def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
+    run, profiler, cache, workplace, monkeypatch
+):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     job = f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n"
-    finished = run_with(profiler, cache, workplace, job, AS_IF_QUIET="yes")
+    finished = run(workplace, job, AS_IF_QUIET="yes")
     processes = dict(finished.rows.group_by("variant").agg(pl.col("replicate").sort()).rows())
     assert processes["eager"] == [0, 1, 2] and processes["ort"] in ([0], [0, 1, 2, 3])
     for row in finished.rows.to_dicts():
@@ -510,7 +480,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> 
 
     def state(done: CompletedProcess[str]) -> State:
         now = Finished(done, path)
-        return State(done.returncode, done.stdout + done.stderr, now.journal, now.rows)
+        return State(done.returncode, done.stdout + done.stderr, now.lines(), now.rows)
 
     first = state(done)
     quiet = {"AS_IF_QUIET": "yes"}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
-from runs import Profiler
+from runs import Finished, Profiler, finish
 
 from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
@@ -120,43 +120,18 @@ FAST = "{seconds: 0.05, min_samples: 3}"
 Rows = list[dict[str, Any]]
 
 
-@dataclass
-class Finished:
-    """A run that has ended, and what it left behind."""
-
-    output: str
-    folder: Path
-
-    def lines(self, name: str) -> Rows:
-        file = self.folder / f"{name}.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    @property
-    def journals(self) -> tuple[Rows, Rows]:
-        return self.lines("journal"), self.lines("largest_batch")
+Start = Callable[..., Finished]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def start(profiler: Profiler, cache: Path) -> Callable[..., Finished]:
+def start(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """`start(folder, job, "--quick")` writes the job there, runs it, and finds the run's folder."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return functools.partial(finish, profiler, PROFILER_CACHE=cache, OMP_NUM_THREADS="1", AS_IF_QUIET="yes")
 
-    def start(folder: Path, job: str | None, *arguments: str, code: int = 0) -> Finished:
-        if job is not None:
-            (folder / "job.yaml").write_text(job)
-            arguments = ("job.yaml", *arguments)
-        (folder / "tiny.py").write_text(FACTORIES)
-        variables = {"PROFILER_CACHE": str(cache), "OMP_NUM_THREADS": "1", "AS_IF_QUIET": "yes"}
-        done = profiler(*arguments, cwd=folder, **variables)
-        assert done.returncode == code, done.stdout + done.stderr
-        (path,) = (folder / "results").iterdir()
-        return Finished(done.stdout, path)
 
-    return start
+def journals(run: Finished) -> tuple[Rows, Rows]:
+    return run.lines(), run.lines("largest_batch")
 
 
 def bounded(name: str, folder: Path, above: int, marker: str = "") -> str:
@@ -165,8 +140,9 @@ def bounded(name: str, folder: Path, above: int, marker: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def largest(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finished]) -> Finished:
+def largest(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Finished:
     folder = tmp_path_factory.mktemp("largest")
+    (folder / "tiny.py").write_text(FACTORIES)
     job = f"""
 models: [{bounded("hungry", folder, 20)}, {bounded("short", folder, 18)}]
 engines: [eager]
@@ -198,24 +174,24 @@ def test_the_largest_batch_is_found_to_the_item(largest):
 
 def test_tries_are_no_cases_and_have_a_table_of_their_own(largest):
     assert set(pl.read_parquet(largest.folder / "results.parquet")["batch_size"]) == {1, 16}
-    assert len(largest.lines("journal")) == 4
+    assert len(largest.lines()) == 4
     table = pl.read_csv(largest.folder / "tables" / "largest-batch.csv")
     assert table.select("model", "pass", "largest", "refused").rows() == [
         *(("hungry", pass_, 20, 21) for pass_ in ("inference", "training")),
         ("short", "inference", 18, 19),
     ]
-    assert "The largest batch that fits" in largest.output
+    assert "The largest batch that fits" in largest.done.stdout
 
 
 def test_resuming_a_run_that_is_whole_measures_nothing(largest, start):
-    before = largest.journals
+    before = journals(largest)
     again = start(largest.folder.parents[1], None, "--resume", str(largest.folder))
-    assert again.journals == before
-    prepared = [line for line in again.output.splitlines() if line.startswith("preparing ")]
+    assert journals(again) == before
+    prepared = [line for line in again.done.stdout.splitlines() if line.startswith("preparing ")]
     assert all("compared with the run's" in line for line in prepared), prepared
 
 
-def interrupt(start: Callable[..., Finished], folder: Path, journal: str, *arguments: str) -> None:
+def interrupt(start: Start, folder: Path, journal: str, *arguments: str) -> None:
     """Start a run there, which gets SIGINT once a row in this journal is ok, while something is measured.
 
     From the display and not from another thread: a forkserver does not survive an interrupt between a process's being
@@ -232,7 +208,7 @@ def interrupt(start: Callable[..., Finished], folder: Path, journal: str, *argum
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Display, "measuring", then)
-            output = start(folder, None, *arguments, code=130).output
+            output = start(folder, None, *arguments, code=130).done.stdout
             assert "--resume" in output
             assert "Traceback" not in output
     finally:
@@ -240,10 +216,11 @@ def interrupt(start: Callable[..., Finished], folder: Path, journal: str, *argum
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finished]) -> list[tuple[Rows, Rows]]:
+def resumed(tmp_path_factory: pytest.TempPathFactory, start: Start) -> list[tuple[Rows, Rows]]:
     """Both journals after an interrupt of the cases, after one of the search, after --resume, and after --retry."""
     folder = tmp_path_factory.mktemp("resumed")
     (folder / "marker").touch()
+    (folder / "tiny.py").write_text(FACTORIES)
     (folder / "job.yaml").write_text(
         f"models: [{bounded('hungry', folder, 20, 'marker')}]\nengines: [eager]\n"
         "batch_sizes: [1, 16, 32]\nlargest_batch: {limit: 40, resolution: 0.001}\ndevice: cpu\n"
@@ -251,15 +228,13 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finis
     )
     interrupt(start, folder, "journal.jsonl", "job.yaml")
     (path,) = (folder / "results").iterdir()
-    run = Finished("", path)
-    states = [run.journals]
+    run = Finished(CompletedProcess([], 130), path)
+    states = [journals(run)]
     interrupt(start, folder, "largest_batch.jsonl", "--resume", str(path))
-    states.append(run.journals)
-    start(folder, None, "--resume", str(path))
-    states.append(run.journals)
+    states.append(journals(run))
+    states.append(journals(start(folder, None, "--resume", str(path))))
     (folder / "marker").unlink()
-    start(folder, None, "--resume", str(path), "--retry")
-    return [*states, run.journals]
+    return [*states, journals(start(folder, None, "--resume", str(path), "--retry"))]
 
 
 def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_again(resumed):

@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from rich.console import Console
+from runs import Told
 
 from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
@@ -31,7 +31,6 @@ from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 from profiler.run import runner as module
-from profiler.run.progress import Display
 from profiler.run.runner import Runner, is_better
 from profiler.worker.prepare_model import build_ahead
 from profiler.worker.task import Prepared, Task
@@ -41,26 +40,6 @@ pytestmark = pytest.mark.slow
 SECONDS = 2.0
 """Seconds that measuring a case takes."""
 QUIET = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}, "roofs_quiet": True}
-
-
-class Told(Display):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True))
-        self.told: list[str] = []
-        self.stayed: list[str] = []
-        self.announced: list[str] = []
-        self.left: list[float] = []
-
-    def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
-        self.left.append(seconds_left)
-
-    def announce(self, text: str) -> None:
-        self.announced.append(text)
-
-    def ended(self, result: Result, counts: bool = True, where: str = "") -> None:
-        (self.told if counts else self.stayed).append(result.case_id)
 
 
 def case(variant: str = "a", precision: str = "fp32") -> Case:

@@ -12,9 +12,9 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import polars as pl
 import pytest
 from rich.console import Console
+from runs import Told, finish
 
 from exporters.source import ModelSource
 from profiler.job.case import Case
@@ -149,21 +149,6 @@ def test_another_users_run_can_open_the_lock_whatever_the_umask(locks):
 
 WAITING = "waiting up to 10 minutes for the machine to be quiet"
 OTHER_RUN = "another run measures on this device"
-
-
-class Told(Display):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True))
-        self.announced: list[str] = []
-        self.waited: list[str] = []
-
-    def announce(self, text: str) -> None:
-        self.announced.append(text)
-
-    def doing(self, text: str, done: int = 0, total: int = 1) -> None:
-        self.waited.append(text)
 
 
 Waiting = Callable[..., tuple[Quiet, Told]]
@@ -312,28 +297,14 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "job.yaml").write_text(JOB)
-    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
-    return tmp_path
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("other_run")
-def test_a_run_beside_another_says_so_and_all_of_its_rows_do(place, cache, profiler):
-    done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"measuring beside other work: {OTHER_RUN}; " in done.stdout
-    (run,) = (place / "results").iterdir()
-    rows = pl.read_parquet(run / "results.parquet")
-    assert rows["status"].to_list() == ["ok", "ok"]
-    assert all("disturbed: another run measured on the same device" in warnings for warnings in rows["warnings"])
+def test_a_run_beside_another_says_so_and_all_of_its_rows_do(tmp_path, profiler):
+    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
+    run = finish(profiler, tmp_path, JOB, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert f"measuring beside other work: {OTHER_RUN}; " in run.done.stdout
+    assert run.rows["status"].to_list() == ["ok", "ok"]
+    assert all("disturbed: another run measured on the same device" in warnings for warnings in run.rows["warnings"])
 
 
 # How a run's progress is shown.

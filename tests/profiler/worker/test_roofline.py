@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from hanging import end_once
+from runs import run_job
 
 from engines.options import Pass
 from exporters.source import ModelSource
@@ -150,20 +152,14 @@ budget: {seconds: 0.05, min_samples: 3}
 
 
 def test_a_resumed_run_keeps_its_roofs_and_its_rows_are_below_them(tmp_path, profiler):
-    (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "tiny.py").write_text(FACTORIES)
-
-    def finish(*arguments: str) -> None:
-        done = profiler(*arguments, cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    finish("job.yaml", "--only", "precision=fp32", "--only", "pass=training")
-    (path,) = (tmp_path / "results").iterdir()
+    run = partial(run_job, profiler, tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    path = run(JOB, "--only", "precision=fp32", "--only", "pass=training")
     environment = json.loads((path / "environment.json").read_text())
     assert set(environment["roofs"]) == {"fp32_tflops", "copy_gb_s", "cache_mib"}
     made_up = {**environment["roofs"], "fp32_tflops": 123.0}
     (path / "environment.json").write_text(json.dumps({**environment, "roofs": made_up}))
-    finish("--resume", str(path))
+    run(None, "--resume", str(path))
     roofs = json.loads((path / "environment.json").read_text())["roofs"]
     assert roofs == {**made_up, "bf16_tflops": roofs["bf16_tflops"]}
     rows = pl.read_parquet(path / "results.parquet").to_dicts()
