@@ -72,6 +72,7 @@ WEIGHTS: dict[str, tuple[str, Maker, str, str]] = {
     "cut off": (".pt", lambda path: path.write_bytes(good()[:-200]), "failed", _UNREADABLE),
     "empty": (".pt", of(b""), "failed", _UNREADABLE),
     "text": (".pt", of(b"hello"), "failed", _UNREADABLE),
+    "garbage": (".pt", of(bytes(range(128, 228))), "failed", rf"{_UNREADABLE}it is damaged, or no checkpoint"),
     "safetensors": (".safetensors", lambda path: save_file({"weight": W, "bias": B}, path), "ok", ""),
     "safetensors cut off": (".safetensors", headed(described([3, 4]), 30), "failed", _UNREADABLE),
     "safetensors of 2^62": (".safetensors", headed(described([2**60, 4])), "failed", _UNREADABLE),

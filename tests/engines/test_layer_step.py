@@ -17,9 +17,6 @@ from engines.options import Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d
-from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Gradients, Step, deviation, reference_items
-from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 
@@ -87,25 +84,6 @@ def test_each_part_is_compiled(layer, engine, open_layer, cache):
     assert max(map(error, own_gradients(session), true_gradients(session, layer, cache))) < 1e-5
     proof = session.proof()
     assert (proof.details["compiled_graphs"], proof.graph_breaks) == (3, 0)
-
-
-def test_all_gradients_are_checked_against_the_reference(open_layer, cache):
-    """As a run does it: the reference's two items fill the batch, and the gradients are the same."""
-    layer = LAYERS["square"]
-    source, session = ModelSource("a-layer", layer=layer), open_layer("eager", layer)
-    specs, items = input_specs(source), reference_items(BATCH)
-    step = Step("logits", items, precisions=["fp32"])
-    reference = cached_gradients(source, specs, cached_state(source, cache), step, cache)
-    truth = Gradients.read(reference.path)
-    assert truth.samples.keys() == {"input", "weight", "bias"}
-    assert truth.target is not None
-    output, gradients = session.gradients(seeded_inputs(specs, BATCH, items), truth.target)
-    assert max(deviation(output[:items], gradients, truth).tensors.values()) < 1e-5
-    # The input's alone is wrong, which the parameters' gradients do not show.
-    swapped = {**gradients, "input": gradients["input"][::-1]}
-    found = deviation(output[:items], swapped, truth)
-    assert found.tensors["input"] > 1
-    assert found.tensors["weight"] < 1e-5
 
 
 def test_each_part_is_marked_right_after_its_work_and_nothing_is_done_behind_them(open_layer):

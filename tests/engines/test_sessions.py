@@ -9,17 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 import torch
-from able_engines import if_able, needs
+from able_engines import if_able
 from sessions import cache_beside, error, make_job, outputs
 
 import engines
-from engines.base import Feedable, Job, Session, Unsupported
+from engines.base import Feedable, Job, Session
 from engines.eager import EagerSession
-from engines.options import EagerOptions, OpenVinoOptions
+from engines.options import EagerOptions
 from engines.ort import run_options
 from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore
@@ -36,9 +34,6 @@ def tiny():
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
         nn.Linear(288, 10),
     )
-
-def volumes():
-    return nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.Conv3d(4, 2, 1))
 """
 SOURCE = ModelSource("tiny", factory="tiny_for_sessions:tiny", input_shape=(3, 16, 16))
 BATCH = 2
@@ -84,19 +79,6 @@ def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(engi
     session.feed([other])
     assert error(outputs(session), truth) < 1e-5
     assert session.proof().compute_types.keys() == {"float32"}
-
-
-@needs("openvino")
-def test_operators_that_openvino_cannot_convert_are_named(tmp_path):
-    text = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> g (float[N, 2] x) => (float[N, 2] y) {
-        z = Relu (x)
-        y = ai.onnx.ml.Scaler <offset = [0.0], scale = [1.0]> (z)
-    }"""
-    onnx.save(onnx.parser.parse_model(text), path := tmp_path / "scaled.onnx")
-    source, x = ModelSource("scaled", onnx=path), np.ones((1, 2), np.float32)
-    job = Job(source, "inference", "native", 1, "cpu", OpenVinoOptions(), (x,), onnx=path)
-    with pytest.raises(Unsupported, match=r"^OpenVINO cannot convert ai.onnx.ml.Scaler$"):
-        engines.open_session("openvino", job)
 
 
 def test_a_graph_with_other_inputs_than_the_model_is_an_error():

@@ -22,14 +22,11 @@ from exporters.gradients import (
     Gradients,
     Step,
     deviation,
-    finite,
     is_exact,
     largest,
     of_reference_items,
     positions,
     reference_items,
-    relative_l2,
-    unlike,
 )
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelSource
@@ -302,23 +299,6 @@ def test_each_step_is_computed_once(cache, monkeypatch, tmp_path):
     others += [take("cross-entropy", 1, "bf16", of_input=True)]
     others += [take("cross-entropy", 2, "bf16", of=replace(model, outputs=("y",)))]
     assert [steps for _, steps in others] == [[*["fp64"] * 3, "bf16"]] * 4
-
-
-INF, NAN = math.inf, math.nan
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_places_are_counted_where_one_side_is_not_finite(dtype):
-    ours = np.array([1, NAN, INF, -INF, NAN, INF, 5], dtype)
-    reference = np.array([1, NAN, INF, -INF, 2, -INF, NAN], dtype)
-    assert (unlike(ours, reference), unlike(ours, ours)) == (3, 0)
-
-
-def test_only_places_where_both_are_finite_have_a_distance():
-    ours, reference = np.array([[3.3, -INF], [4.4, NAN]]), np.array([[3.0, -INF], [4.0, NAN]])
-    assert relative_l2(ours, reference) == pytest.approx(0.1)
-    assert [side.tolist() for side in finite(ours, reference)] == [[3.3, 4.4], [3.0, 4.0]]
-    assert math.isnan(relative_l2(np.nan_to_num(ours), reference))
 
 
 @pytest.mark.parametrize(

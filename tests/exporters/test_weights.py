@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from exporters.cache import Cache
 from exporters.factories import save
 from exporters.onnx_export import export_onnx
 from exporters.source import Identity, ModelError, ModelSource
-from exporters.weights import code, identified, identify, source_key
+from exporters.weights import code, identified, identify
 
 FACTORY = """
 import torch
 from torch import nn
 
 import helpers.heads
-from helpers import FACTOR
 
 class Net(nn.Module):
     def __init__(self, function):
@@ -117,23 +115,3 @@ def test_a_library_is_left_out_wherever_it_is_installed(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(each)
     assert set(code(["network"])) == {"network", "part"}
     assert set(code(["network", "somelib"])) == {"network", "part", "somelib"}, "whose module the model is"
-
-
-def test_canonical_keys_differ_by_name_options_and_weights(tmp_path):
-    weights = tmp_path / "weights.pt"
-    weights.write_bytes(b"a")
-    sources = [
-        ModelSource("googlenet"),
-        ModelSource("resnet18"),
-        ModelSource("googlenet", weights=weights, key="ema"),
-        ModelSource("googlenet", weights=weights, prefix="module."),
-        ModelSource("googlenet", weights=weights),
-    ]
-    keys = [source_key(source) for source in sources]
-    assert len(set(keys)) == len(keys)
-    assert keys == [source_key(source) for source in sources]
-    assert source_key(ModelSource("mine", network="googlenet")) == keys[0], "a name is no part of a network"
-    weights.write_bytes(b"b")
-    assert source_key(sources[-1]) != keys[-1]
-    with pytest.raises(ModelError, match="no such file"):
-        source_key(replace(sources[0], weights=tmp_path / "absent.pt"))

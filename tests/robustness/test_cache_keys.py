@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exporters.catalog import Conv2d
-from exporters.source import ModelSource
+from exporters.source import ModelError, ModelSource
 from exporters.weights import source_key
 
 VALUES = ("", "a", "a\nb", "1", "True", "null", "date(2024, 1, 1)", "\udc80", 0, 1, -1, 2**70, 1.5, True, False, None,
@@ -59,7 +59,8 @@ def test_different_models_have_different_keys_and_the_same_one_has_one(soak):
         each = source(draw)
         key, said = source_key(each), spelled([each.network or "", repr(each.layer), each.options])
         assert by_key.setdefault(key, said) == said
-        assert source_key(replace(each, options=turned(each.options))) == source_key(copy.deepcopy(each)) == key
+        same = replace(each, options=turned(each.options)), copy.deepcopy(each), replace(each, name="another")
+        assert {*map(source_key, same)} == {key}, "a name is no part of a network"
     assert len(set(by_key.values())) == len(by_key) > 40
     soak.count("cache keys", tried=soak.times(150))
 
@@ -74,6 +75,8 @@ def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path, soa
         known = ModelSource("m", network="alexnet", weights=weights, key=key, prefix=prefix)
         assert keys.setdefault(source_key(known), said) == said
     assert len(set(keys.values())) == len(keys)
+    with pytest.raises(ModelError, match="no such file"):
+        source_key(replace(known, weights=tmp_path / "absent.pt"))
     soak.count("cache keys", tried=soak.times(100))
 
 

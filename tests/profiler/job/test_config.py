@@ -46,6 +46,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("budget: {min_samples: 1}"), 3, "budget.min_samples: 3, got 1"),
     (more("batch_sizes: [9223372036854775808]"), 3, "batch_sizes[0]: must"),
     (more("batch_sizes: []"), 3, "batch_sizes: at least one entry"),
+    (more("shapes: {sequence: []}"), 3, "shapes.sequence: at least one entry"),
     (more("energy: yes"), 3, "energy: true false 'yes'"),
     (more("precisions: [fp23]"), 3, "precisions[0]: 'fp23' mean 'fp32'?"),
     (more("precisions: [native]"), 3, "precisions[0]: 'native' valid"),

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from profiler.results.cells import CELLS, cells, compared, largest
-from profiler.results.choice import HIGHER, MAX_ERROR, Limit, choices, choose
+from profiler.results.choice import HIGHER, Limit, choose
 from profiler.results.columns import FIGURES, LARGEST_BATCH, RESULTS
 from profiler.results.reasons import Reason, bound
 from profiler.results.result import RANGED, ends_of
@@ -126,30 +126,6 @@ def test_sides_have_cells_and_bases_of_their_own():
     )
     assert compared(both)["factor"].item() == pytest.approx(0.2)
     assert compared(both, figure="throughput")["factor"].item() == pytest.approx(0.2), "more throughput is better"
-
-
-def test_the_winner_is_the_best_that_is_right_and_a_tie_goes_to_the_cheaper_start():
-    rows = [
-        *bases(9.9, 10.0, 10.1),
-        row("compiled", ms=5.00, load_s=60.0),
-        row("ort", ms=5.10, load_s=2.0),
-        row("ort", "fp16", ms=2.0, rel_l2_error=5e-3, rel_l2_error_high=2e-2),
-        row("ort", "int8", ms=1.0, calibrated=False),
-        row("jax", status="unsupported", reason="not installed"),
-    ]
-    ((key, found),) = choices(cells(frame(*rows)))
-    assert key == {"run_id": "run", "model": "net", "pass": "inference", "batch_size": 1, "setting": ""}
-    assert found.winner is not None
-    assert found.winner["variant"] == "ort"
-    assert [cell["variant"] for cell in found.tied] == ["compiled"]
-    assert found.runner_up is not None
-    assert found.runner_up["variant"] == "compiled"
-    why = {(loser.cell["variant"], loser.cell["precision"]): loser.reasons for loser in found.losers}
-    assert [reason.code for reason in why["compiled", "fp32"]] == ["unclear"]
-    assert [reason.code for reason in why["eager", "fp32"]] == ["worse"]
-    assert why["ort", "fp16"] == (Reason("over", 2e-2, MAX_ERROR, figure="error"),)
-    assert [reason.code for reason in why["ort", "int8"]] == ["uncalibrated"]
-    assert [reason.code for reason in why["jax", "fp32"]] == ["not-measured"]
 
 
 def on_event(

@@ -116,12 +116,6 @@ def test_a_resnet_takes_other_images():
     assert input_specs(make_plan(config, "cpu")[0].source)[0].at(1) == (1, 3, 64, 96)
 
 
-@pytest.mark.parametrize("shapes", [{"sequence": [-1]}, {"sequence": []}, {"sequence": "8"}])
-def test_sizes_are_a_list_of_numbers_from_0_on(shapes):
-    with pytest.raises(ConfigError, match=r"sequence"):
-        job(TEXT, shapes=shapes)
-
-
 def test_a_condition_chooses_a_shape():
     config = with_shapes(job(TEXT, shapes={"sequence": [8, 16]}))
     [case] = only_of(make_plan(config, "cpu"), parse_only(["shape=sequence=16"]))
