@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-HANGING_SECONDS = 4
+HANGING_SECONDS = 2
 START = "from robustness.command_runs import end_soon; end_soon({}); from profiler.__main__ import start; start()"
 
 
@@ -101,9 +101,14 @@ def working_in(folder: Path) -> list[int]:
 
 
 def end_soon(models: list[str]) -> None:
-    """Let the limits of these models' calls be over soon, in a command that is about to start."""
+    """Let the limits of these models' calls be over soon, in a command that is about to start.
+
+    What has sent its outcome and does not exit is not waited for either.
+    """
+    from profiler.processes import process
     from profiler.processes.process import Child
 
+    process._EXIT_SECONDS = HANGING_SECONDS
     remaining = Child.remaining
 
     def sooner(child: Child) -> float:

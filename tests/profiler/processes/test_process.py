@@ -319,7 +319,9 @@ PRINTED = ["descriptor-1", "descriptor-2", "libc-stdout", "python-stderr", "pyth
 
 
 @pytest.mark.parametrize(("function", "argument", "status", "reason", "logged"), OUTCOMES)
-def test_what_happens_to_a_process_is_data(call, capfd, function, argument, status, reason, logged):
+def test_what_happens_to_a_process_is_data(call, capfd, monkeypatch, function, argument, status, reason, logged):
+    if function == "forges":  # It does not end by itself.
+        monkeypatch.setattr(process, "_EXIT_SECONDS", 0.1)
     outcome = run_one(made := call(function, argument))
     log = made.log.read_text()
     assert outcome.status == status, outcome.reason
