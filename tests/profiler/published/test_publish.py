@@ -21,6 +21,7 @@ from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.options import ShowSuites, SubmitSuites
+from profiler.published import command
 from profiler.published.cleaning import clean, read_run
 from profiler.published.command import show, submit, write_pages
 from profiler.results.result import Result
@@ -61,16 +62,20 @@ def make(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def published(into: Path, *runs: Path) -> str:
+def published(into: Path, *runs: Path, pages: bool = False) -> str:
+    """Submit the runs; write the suites' pages, which takes seconds, only for a test that reads them."""
     console = Console(file=io.StringIO(), width=200)
-    assert submit(SubmitSuites(runs=list(map(str, runs)), into=into), console) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        if not pages:
+            patch.setattr(command, "write_pages", lambda into: None)
+        assert submit(SubmitSuites(runs=list(map(str, runs)), into=into), console) == 0
     return console.file.getvalue()
 
 
 def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_path):
     gone = Warning("no-layers", f"see {HOME}/x.log on {HOST}, says jdoe, {HOME}/runs/20261120T123125Z-tower-7-8c80/y")
     run, into = make(gone), tmp_path / "suites"
-    assert f"Written: {into / 'tower' / SUITE}" in published(into, run)
+    assert f"Written: {into / 'tower' / SUITE}" in published(into, run, pages=True)
     folder = into / "tower" / SUITE
     assert {path.name for path in folder.iterdir()} == {"results.parquet", "environment.json"}
     results = pl.read_parquet(folder / "results.parquet")
@@ -85,29 +90,29 @@ def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_pa
     # Every figure is there, and what is published can be published again, unchanged.
     numbers = pl.col(pl.Float64, pl.Int64)
     assert results.select(numbers).equals(read_run(run).results.select(numbers))
-    files = {path: path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    files = {path: path.read_bytes() for path in folder.iterdir()}
     published(into, folder)
-    assert files == {path: path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    assert files == {path: path.read_bytes() for path in folder.iterdir()}
     assert "| ▸ Tower |" in (into / f"{SUITE}.md").read_text()
     assert f"[Tower](tower/{SUITE})" in (into / "README.md").read_text()
 
 
 def test_runs_of_one_machine_and_suite_become_one_folder(make, tmp_path):
     into = tmp_path / "suites"
-    command = [f"{HOME}/profiler/__main__.py", "suites", "run", SUITE, "--only", "model=vgg11"]
-    first, second = make(), make(command=command)
+    words = [f"{HOME}/profiler/__main__.py", "suites", "run", SUITE, "--only", "model=vgg11"]
+    first, second = make(), make(command=words)
     published(into, first, second)
     folder = into / "tower" / SUITE
     assert pl.read_parquet(folder / "results.parquet")["run_id"].unique().len() == 2
-    assert f"`python -m profiler {SUITE} " in (page := (into / f"{SUITE}.md").read_text())
-    assert f", then `python -m profiler suites run {SUITE} --only model=vgg11`" in page
     # What is published already can have a run more, and the same run again.
-    third = make(command=[*command, "--retry"])
-    for _ in range(2):
-        published(into, folder, third)
+    third = make(command=[*words, "--retry"])
+    for pages in (False, True):
+        published(into, folder, third, pages=pages)
         rows = pl.read_parquet(folder / "results.parquet")
         assert rows["run_id"].unique().len() == 3 and rows.select("run_id", "case_id").is_unique().all()
-        assert (into / f"{SUITE}.md").read_text().count(", then `") == 2
+    assert f"`python -m profiler {SUITE} " in (page := (into / f"{SUITE}.md").read_text())
+    assert f", then `python -m profiler suites run {SUITE} --only model=vgg11`" in page
+    assert page.count(", then `") == 2
     with pytest.raises(ConfigError, match="another machine is called 'Tower' in "):
         published(tmp_path / "new", first, make(cpu="Another"))
 

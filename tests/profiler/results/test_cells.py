@@ -172,10 +172,15 @@ def test_a_choice(rows, limits, uncalibrated, winner, tied, losers):
     assert winner or (found.nearest and found.nearest["variant"] == "ort"), "misses the limit by the least"
 
 
+@pytest.fixture(scope="module")
+def one_cell() -> dict[str, Any]:
+    return only(cells(frame(row("ort"))), variant="ort")
+
+
 @pytest.mark.parametrize("name", [name for name, column in FIGURES.items() if column.better])
-def test_a_limit_of_any_figure_works_where_it_is_met_missed_and_unknown(name):
+def test_a_limit_of_any_figure_works_where_it_is_met_missed_and_unknown(one_cell, name):
     more, bounded = name in HIGHER, "error_high" if name == "error" else name
-    cell = {**only(cells(frame(row("ort"))), variant="ort"), name: 10.0, bounded: 10.0}
+    cell = {**one_cell, name: 10.0, bounded: 10.0}
     cell |= dict.fromkeys(ends_of(name) if name in RANGED else (), 10.0)
     met, missed = (Limit(name, value) for value in ((5.0, 20.0) if more else (20.0, 5.0)))
     assert met.missed(cell) is None
