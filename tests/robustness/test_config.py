@@ -43,7 +43,7 @@ def test_any_text_or_structure_is_a_job_or_refused(soak, tmp_path):
     path, tried, rng = tmp_path / "bench.yaml", 0, next(iter(soak.trials(1)))
 
     @hypothesis.seed(rng.getrandbits(64))
-    @hypothesis.settings(max_examples=soak.times(200, 700), database=None, deadline=None,
+    @hypothesis.settings(max_examples=soak.times(100, 700), database=None, deadline=None,
                          suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
     @hypothesis.given(JOBS | TEXTS)
     @hypothesis.example({"exclude": [{"\U00010000": None}]})  # JSON writes it as two surrogates.

@@ -113,7 +113,7 @@ def odd_run(run: Path, rng: Random) -> None:
 
 def test_whatever_a_folder_holds_is_shown_or_refused_in_one_sentence(soak, run):
     tried, wrong = 0, list[str]()
-    for rng in soak.trials(12, 60):
+    for rng in soak.trials(6, 60):
         odd_run(run, rng)
         for reader in READERS:
             tried += 1
@@ -215,7 +215,7 @@ def damaged(data: bytes, rng: Random) -> tuple[bytes, set[int]]:
 def test_whatever_a_journal_holds_its_other_rows_are_read(soak, begun):
     whole, tries, lost = begun.journal.read_bytes(), 0, 0
     plan = make_plan(load_config(begun.path / "bench.yaml"), "cpu")
-    for rng in soak.trials(40, 80):
+    for rng in soak.trials(20, 80):
         tries += 1
         data, left = damaged(whole, rng)
         begun.journal.write_bytes(data)

@@ -118,7 +118,7 @@ SEEDS: dict[str, Callable[[], bytes]] = {
 def test_damaged_graphs_and_weights_end_in_words(forkserver, soak, folder):
     contents = {suffix: make() for suffix, make in SEEDS.items()}
     sources, files = [], []
-    for rng in soak.trials(48, 80):
+    for rng in soak.trials(24, 80):
         own = folder / str(rng.trial)
         own.mkdir()
         (own / "w.bin").write_bytes(bytes(64))

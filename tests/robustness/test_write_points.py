@@ -29,7 +29,7 @@ from profiler.run.runner import Runner
 pytestmark = pytest.mark.slow
 JOB = "{models: [alexnet, resnet18], engines: [eager], precisions: [fp32], batch_sizes: [1, 2], device: cpu}"
 ROWS = 4
-STRIDE = 3
+STRIDE = 5
 """In CI one step of so many fails, which differs by file: a file takes four. In a soak each does."""
 KILL, FULL, BROKEN = "kill", "full from then on", "broken once"
 

@@ -47,7 +47,7 @@ models: [{name: net, factory: "nets:net", input: [16]}]
 engines: [eager]
 devices: [red, {kind: blue, usd_per_hour: 2}]
 batch_sizes: [1, 2]
-replicates: 4
+replicates: 3
 budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 """
 
@@ -85,10 +85,10 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path, cluster):
         return Run(*words, "--ray", address, cwd=tmp_path)
 
     first = start("job.yaml")
-    until(lambda: len(results()) >= 4)
+    until(lambda: len(results()) >= 3)
     until(lambda: next(filter(measures, reds), None)).kill()
     seen = len(results())
-    until(lambda: len(results()) >= seen + 6)
+    until(lambda: len(results()) >= seen + 3)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(SECONDS)
     before = results()

@@ -110,7 +110,7 @@ def is_worse(r: Row, best: Row, objective: str) -> bool:
 
 def test_the_winner_is_the_optimum_and_every_loser_has_its_reason():
     won = tied = unmet = 0
-    for seed in range(150):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
         rows = random_rows(rng)
         measured = [r for r in rows if r["status"] == "ok"]
@@ -145,7 +145,7 @@ def test_the_winner_is_the_optimum_and_every_loser_has_its_reason():
         assert winner in near and order[near.index(winner)] == min(order), seed
         assert len(answer.tied) == len(pool) - 1, seed
         won, tied = won + 1, tied + (len(pool) > 1)
-    assert min(won, tied, unmet) >= 10
+    assert min(won, tied, unmet) >= 5
 
 
 def check_reasons(loser: Loser, rows: list[Row], limits: list[Limit], seed: int) -> None:
