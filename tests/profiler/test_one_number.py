@@ -15,7 +15,7 @@ from rich.console import Console
 from profiler.compare.command import Options, make_comparison, sections
 from profiler.recommend.answer import Request, recommend
 from profiler.recommend.command import headline
-from profiler.report.data import gather
+from profiler.report.data import Data, gather
 from profiler.report.tables import tables
 from profiler.results.cells import GROUP, OK, cells
 from profiler.results.choice import Choice, cell_name, choose
@@ -63,24 +63,39 @@ def of(cell: Row, columns: tuple[str, ...]) -> list[float]:
     return [cell[name] for name in columns]
 
 
-def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Choice]]:
+@pytest.fixture(scope="module")
+def results(folder: Path) -> pl.DataFrame:
+    return load(folder)[0].collect()
+
+
+@pytest.fixture(scope="module")
+def of_run(results: pl.DataFrame) -> pl.DataFrame:
+    return cells(results)
+
+
+@pytest.fixture(scope="module")
+def reported(folder: Path) -> Data:
+    return gather(read_runs([folder]))
+
+
+@pytest.fixture(scope="module")
+def answers(results: pl.DataFrame) -> list[tuple[Row, Choice]]:
     """Return recommend's answer for each group that the terminal has a table of."""
-    for keys in results.select(GROUP).unique(maintain_order=True).to_dicts():
-        asked = Request(keys["model"], keys["pass"], keys["setting"], f"batch_size={keys['batch_size']}")
-        yield keys, recommend(results, asked)
+    groups = results.select(GROUP).unique(maintain_order=True).to_dicts()
+    asked = [Request(of["model"], of["pass"], of["setting"], f"batch_size={of['batch_size']}") for of in groups]
+    return [(keys, recommend(results, request)) for keys, request in zip(groups, asked, strict=True)]
 
 
-def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder):
-    results = load(folder)[0].collect()
-    of_run = {tuple(of(cell, (*GROUP, "variant", "precision"))): cell for cell in cells(results).filter(OK).to_dicts()}
-    of_report = gather(read_runs([folder])).cells.to_dicts()
+def test_every_command_has_the_same_latency_factor_interval_and_verdict(of_run, reported, answers):
+    of_run = {tuple(of(cell, (*GROUP, "variant", "precision"))): cell for cell in of_run.filter(OK).to_dicts()}
+    of_report = reported.cells.to_dicts()
     assert len(of_report) == len(of_run)
     for cell in of_report:
         known = of_run[tuple(of(cell, (*GROUP, "variant", "precision")))]
         columns = (*LATENCY, *FACTOR, "verdict", "base", "footnotes")
         assert of(cell, columns) == of(known, columns)
     seen = 0
-    for keys, answer in answers(results):
+    for keys, answer in answers:
         for candidate in (answer.best, *(loser.cell for loser in answer.losers)):
             if candidate is None or not candidate["processes"]:
                 continue
@@ -95,9 +110,8 @@ def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder):
     assert seen == len(of_run)
 
 
-def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder):
-    results = load(folder)[0].collect()
-    lines = cells(results).filter(OK, ~pl.col("is_base"), pl.col("factor").is_not_null(), precision="fp32").to_dicts()
+def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder, of_run):
+    lines = of_run.filter(OK, ~pl.col("is_base"), pl.col("factor").is_not_null(), precision="fp32").to_dicts()
     compared = make_comparison(Options(runs=(str(folder),), by="variant", base="eager", only=("precision=fp32",)))
     found = {tuple(of(one, ("model", "pass", "batch_size", "side"))): one for one in compared.cells.to_dicts()}
     assert lines
@@ -110,11 +124,10 @@ def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder):
         assert one["ratio_low"] <= one["ratio"] <= one["ratio_high"]
 
 
-def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder):
-    results = load(folder)[0].collect()
-    by_group = dict(cells(results).group_by(GROUP, maintain_order=True))
-    told = tables(gather(read_runs([folder])))["answer"].frame
-    for keys, answer in answers(results):
+def test_the_winner_and_its_runner_up_are_the_same_everywhere(of_run, reported, answers):
+    by_group = dict(of_run.group_by(GROUP, maintain_order=True))
+    told = tables(reported)["answer"].frame
+    for keys, answer in answers:
         choice = choose(by_group[tuple(keys.values())])
         (shown,) = pl.DataFrame(told).filter(pl.col(key) == value for key, value in keys.items()).to_dicts()
         assert answer.best is not None and choice.best is not None

@@ -17,6 +17,7 @@ from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES
 from profiler.published.tables import published_tables
 from profiler.published.times import own_times, study_times
+from profiler.tables.table import Section
 from profiler.tables.writers import markdown
 
 ENVIRONMENT = {
@@ -27,17 +28,16 @@ ENVIRONMENT = {
 CPU = {"machine": "a CPU", "device": "cpu", "cudnn": None}
 
 
-def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
-    _, sections = published_tables(study, frame(*cases), [ENVIRONMENT])
+def made(study: str, *cases: dict[str, Any]) -> tuple[list[str], list[Section]]:
+    return published_tables(study, frame(*cases), [ENVIRONMENT])
+
+
+def lines(sections: list[Section], heading: str) -> list[list[str]]:
     (section,) = [section for section in sections if section.heading.startswith(heading)]
     found = []
     for table in section.tables:
         found += [[table.title], *(line[2:-2].split(" | ") for line in markdown(table).splitlines())]
     return found
-
-
-def headings(study: str, *cases: dict[str, Any]) -> list[str]:
-    return [section.heading for section in published_tables(study, frame(*cases), [ENVIRONMENT])[1]]
 
 
 # The references as frames.
@@ -113,13 +113,14 @@ def test_own_rows_of_a_study(rows, expected):
 
 
 def test_another_batch_size_is_ranked_by_the_time_per_image():
-    found = lines("cnn-benchmarks", "cnn-benchmarks", case("vgg16", ms=20.0, batch_size=2))
+    found = lines(made("cnn-benchmarks", case("vgg16", ms=20.0, batch_size=2))[1], "cnn-benchmarks")
     vgg16 = found[found.index(["VGG-16"]) :]
     assert vgg16[1][-2:] == ["Batch", "Per image (ms)"]
     # 10 ms an image: slower than 128.14 / 16, 128.62 / 16 and 157.39 / 16.
     assert [row[0].startswith("▸") for row in vgg16[3:7]] == [False, False, False, True]
     both = case("vgg16", ms=20.0, batch_size=2), case("vgg16", precision="tf32", ms=30.0, batch_size=16)
-    ours = [row for row in lines("cnn-benchmarks", "cnn-benchmarks", *both) if "▸" in row[0] and "**" in str(row)]
+    told = lines(made("cnn-benchmarks", *both)[1], "cnn-benchmarks")
+    ours = [row for row in told if "▸" in row[0] and "**" in str(row)]
     assert [row[1][-15:] for row in ours if "tf32" not in row[1]] == [], "bold is the lowest an image, too"
 
 
@@ -133,16 +134,16 @@ def test_the_study_of_minibatches_gives_the_devices_time_per_sample():
     rows = [swept(32, 320.0, gpu_ms=64.0), swept(64, 64.0, gpu_ms=64.0), swept(128, None, status="oom")]
     # The same machine at another price is one row, the faster.
     rows += [swept(size, 10.0 * size, usd_per_hour=3.0, peak_memory_mib=size) for size in (32, 64, 256)]
-    found = lines("gpu-study", "Minibatch", *rows)
+    said, sections = made("gpu-study", *rows)
+    found = lines(sections, "Minibatch")
     assert found[:2] == [["Oxford VGG, forward + backward"], ["GPU", "Framework", "32", "64", "128", "256", "Note"]]
     cells = [[cell.strip("*") for cell in row[2:]] for row in found[3:]]
     called = "the call's time: 32, 64, 256"
     assert cells == [["2.00", "1.00", "out of memory", "10.00", called], ["", "6.57", "7.03", "", ""]]
-    peaks = lines("gpu-study", "Peak memory", *rows)
+    peaks = lines(sections, "Peak memory")
     assert peaks[3][3:] == ["32", "64", "out of memory", "256"]
-    said, _ = published_tables("gpu-study", frame(*rows), [ENVIRONMENT])
     assert not [text for text in said if "with 256 at a time" in text], "of 256 only the call's time is known"
-    assert not any(heading.startswith("GPU vs") for heading in headings("gpu-study", *rows))
+    assert not any(section.heading.startswith("GPU vs") for section in sections)
 
 
 # The matrix of ratios.
@@ -154,7 +155,7 @@ def test_the_matrix_compares_with_each_published_machine_and_our_counterpart():
         case("alexnet", "eager-benchmark", ms=6.945, **ends), case("vgg16", "eager-benchmark", ms=12.814),
         case("alexnet", "eager-tuned", ms=3.4725), case("vgg16", ms=1000.0, **CPU),
     ]  # fmt: skip
-    found = lines("cnn-benchmarks", MATRIX, *rows)
+    found = lines(made("cnn-benchmarks", *rows)[1], MATRIX)
     matrix = {row[0]: dict(zip(found[1], row, strict=True)) for row in found[3:]}
     own = "▸ H200, PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19"
     assert matrix[own]["GTX 1080 Ti"] == "4.5 (2.0–10.0)", "geometric mean, least and greatest end"
@@ -176,8 +177,7 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path):
     assert "AlexNet" not in printed, "of which nothing is ours"
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
-    made = published_tables("cnn-benchmarks", rows, [ENVIRONMENT])
-    assert text == page("cnn-benchmarks", *made, rows, [ENVIRONMENT])
+    assert text == page("cnn-benchmarks", *published_tables("cnn-benchmarks", rows, [ENVIRONMENT]), rows, [ENVIRONMENT])
     assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
     assert "**AlexNet**" in text
     claims = references.read("conclusions").filter(source="cnn-benchmarks")
