@@ -93,13 +93,7 @@ def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build, workpla
         assert f"{Path(path).stat().st_size / 2**20:.1f}" == size
         assert Path(path).is_relative_to(workplace / "cache" / "engines")
         assert Path(path).stat().st_size > 100
-
-
-def test_canonical_network(build):
-    done = build("--model", "resnet18", "--precision", "fp16", "--batch", "2", "--target", "sm89")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [row[:4] for row in rows(done)] == [("resnet18", "fp16", "2", "built")]
-    assert not list(Path(rows(done)[0][6]).parents[1].glob("reference/*")), "a build needs no reference outputs"
+    assert not list((workplace / "cache").glob("reference/*")), "a build needs no reference outputs"
 
 
 def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build, workplace):

@@ -509,15 +509,6 @@ def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path):
     assert ends(int((tmp_path / "pid").readlink().name))
 
 
-def test_a_killed_run_leaves_one_folder_which_the_next_one_sweeps(tmp_path):
-    code = (
-        "import os; from profiler.processes import forkserver\nwith forkserver.libraries(()): os.kill(os.getpid(), 9)"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False)
-    assert [path.name[:17] for path in tmp_path.iterdir()] == ["profiler-scratch-"]
-
-
 def test_folders_of_processes_that_are_gone_are_swept(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -560,15 +551,21 @@ def test_a_clock_that_contradicts_this_processs_is_told(monkeypatch, own, looks,
     assert (child._contradiction is not None) == contradicts
 
 
-def test_neither_a_users_warnings_nor_what_a_library_sets_change_the_forkserver(tmp_path):
+def test_a_killed_run_leaves_one_folder_and_neither_warnings_nor_a_library_change_its_forkserver(tmp_path):
     (tmp_path / "greedy.py").write_text("import torch; torch.set_num_threads(37)")
-    code = """from profiler.processes.forkserver import libraries
-with libraries(["greedy"]) as facts: print(facts["torch_threads"])"""
+    (tmp_path / "temporary").mkdir()
+    code = """import os
+from profiler.processes.forkserver import libraries
+with libraries(["greedy"]) as facts:
+    print(facts["torch_threads"], flush=True)
+    os.kill(os.getpid(), 9)"""
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    more = {"PYTHONPATH": path, "PYTHONWARNINGS": "error", "TMPDIR": str(tmp_path / "temporary")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **more}, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip().isdigit(), done.stderr
     assert int(done.stdout) != 37
+    assert [path.name[:17] for path in (tmp_path / "temporary").iterdir()] == ["profiler-scratch-"]
 
 
 def test_what_one_look_for_processes_misses_the_next_finds(monkeypatch):
