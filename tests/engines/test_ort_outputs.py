@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ from onnx import TensorProto, helper
 
 import engines
 from engines.base import Job, Unsupported, ignore
-from engines.options import OpenVinoOptions, OrtOptions
+from engines.catalog import ENGINES
 from engines.ort import OrtSession, deploy, open_session
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_files import check_onnx
@@ -24,10 +25,14 @@ from exporters.source import ModelError, ModelSource
 pytestmark = pytest.mark.slow
 
 
+def job_of(path: Path, batch: int = 2, engine: str = "ort", **of_source: Any) -> Job[Any]:
+    source = ModelSource("net", onnx=path, **of_source)
+    inputs, options = tuple(seeded_inputs(input_specs(source), batch)), ENGINES[engine].options()
+    return Job(source, "inference", "native", batch, "cpu", options, inputs, onnx=path, engine=engine)
+
+
 def opened(path: Path, batch: int = 2) -> OrtSession:
-    source = ModelSource("net", onnx=path)
-    inputs = tuple(seeded_inputs(input_specs(source), batch))
-    return open_session(Job(source, "inference", "native", batch, "cpu", OrtOptions(), inputs, onnx=path, engine="ort"))
+    return open_session(job_of(path, batch))
 
 
 def run(path: Path, batch: int = 2) -> tuple[list[np.ndarray], list[str], list[str]]:
@@ -73,14 +78,11 @@ def test_an_output_that_a_file_lists_twice_is_one(tmp_path):
 @pytest.mark.parametrize("kind", ["int16", "uint16", "uint32", "uint64"])
 def test_every_whole_number_is_an_input_and_an_output(tmp_path, kind):
     write_text(tmp_path / "g.onnx", f"g ({kind}[n, 4] x) => ({kind}[n, 4] y) {{ y = Identity (x) }}")
-    source = ModelSource("net", onnx=tmp_path / "g.onnx", inputs={"x": (40, 30_000)})
-    inputs = tuple(seeded_inputs(input_specs(source), 2))
-    job = Job(source, "inference", "native", 2, "cpu", OrtOptions(), inputs, onnx=source.onnx, engine="ort")
-    session = open_session(job)
+    session = open_session(job := job_of(tmp_path / "g.onnx", inputs={"x": (40, 30_000)}))
     session.run(ignore)
     (found,) = session.outputs()
     assert found.dtype == kind
-    np.testing.assert_array_equal(found, inputs[0])
+    np.testing.assert_array_equal(found, job.inputs[0])
 
 
 def test_an_output_without_elements_is_an_output(tmp_path):
@@ -94,13 +96,10 @@ def test_an_output_without_elements_is_an_output(tmp_path):
 def test_a_cache_may_be_empty(tmp_path, size):
     graph = f"g (float[n, 3, 4] x, float[n, {size}, 4] c) => (float[n, t, 4] y) {{ y = Concat <axis = 1> (c, x) }}"
     write_text(tmp_path / "g.onnx", graph)
-    source = ModelSource("net", onnx=tmp_path / "g.onnx", dimensions={} if size == "0" else {size: 0})
-    inputs = tuple(seeded_inputs(input_specs(source), 2))
-    job = Job(source, "inference", "fp32", 2, "cpu", OrtOptions(), inputs, onnx=source.onnx, engine="ort")
-    session = open_session(job)
-    session.feed(inputs)
+    session = open_session(job := job_of(tmp_path / "g.onnx", dimensions={} if size == "0" else {size: 0}))
+    session.feed(job.inputs)
     session.run(ignore)
-    np.testing.assert_array_equal(session.outputs()[0], inputs[0])
+    np.testing.assert_array_equal(session.outputs()[0], job.inputs[0])
 
 
 def test_an_input_that_the_graph_returns_has_its_values(tmp_path):
@@ -172,11 +171,8 @@ def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(tmp_path,
 @pytest.mark.parametrize(("node", "why"), [("acme.First", "convert acme.First$"), ("Upsample", "convert Upsample-20$")])
 def test_what_openvino_cannot_read_is_unsupported(tmp_path, node, why):
     path = write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y) {{ y = {node} (x) }}")
-    source = ModelSource("net", onnx=path)
-    inputs = tuple(seeded_inputs(input_specs(source), 2))
-    job = Job(source, "inference", "fp32", 2, "cpu", OpenVinoOptions(), inputs, onnx=path, engine="openvino")
     with pytest.raises(Unsupported, match=f"^OpenVINO cannot {why}"):
-        engines.open_session("openvino", job)
+        engines.open_session("openvino", job_of(path, engine="openvino"))
 
 
 def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path):

@@ -45,27 +45,17 @@ def test_defaults_follow_the_labels(outputs, labels, scores):
 
 
 @pytest.mark.parametrize(
-    ("metric", "message"),
+    ("metric", "outputs", "labels", "message"),
     [
-        (lambda outputs, labels: outputs, r"shape \(2, 3\) for 2 items"),
-        (lambda outputs, labels: labels, "0.0 to 2.0"),
-        (lambda outputs, labels: [float("nan"), 1], "nan"),
+        (lambda outputs, labels: outputs, SCORES, CLASSES, r"shape \(2, 3\) for 2 items"),
+        (lambda outputs, labels: labels, SCORES, CLASSES, "0.0 to 2.0"),
+        (lambda outputs, labels: [float("nan"), 1], SCORES, CLASSES, "nan"),
+        (None, np.zeros((2, 1)), CLASSES, "give `metric`"),
+        ("relative-error", np.zeros((2, 7)), CLASSES, "give `metric`"),
+        (None, SCORES, np.array([3, 0]), "a label 3, and the output has classes 0 to 2"),
+        (None, SCORES, np.array([-1, 0]), "a label -1"),
     ],
 )
-def test_a_metric_of_another_form_is_refused(metric, message):
+def test_a_metric_or_labels_of_another_form_are_refused(metric, outputs, labels, message):
     with pytest.raises(ModelError, match=message):
-        score(metric, SCORES, CLASSES)
-
-
-def test_labels_that_fit_no_output_ask_for_a_metric():
-    with pytest.raises(ModelError, match="give `metric`"):
-        score(metric_of(None, CLASSES), np.zeros((2, 1)), CLASSES)
-    with pytest.raises(ModelError, match="give `metric`"):
-        score(metric_of("relative-error", CLASSES), np.zeros((2, 7)), CLASSES)
-
-
-def test_a_label_that_is_no_class_is_refused():
-    with pytest.raises(ModelError, match="a label 3, and the output has classes 0 to 2"):
-        score(metric_of(None, CLASSES), SCORES, np.array([3, 0]))
-    with pytest.raises(ModelError, match="a label -1"):
-        score(metric_of(None, CLASSES), SCORES, np.array([-1, 0]))
+        score(metric if callable(metric) else metric_of(metric, CLASSES), outputs, labels)

@@ -58,11 +58,13 @@ def test_results_samples_and_environments_are_tables():
         ("select * from samplez", "there is no table 'samplez'; did you mean 'samples'"),
         ("selct from", "query: .*for example: select"),
         ("select 1; drop table results", "query: "),
+        (Options(runs=("results",)), "give runs, and then the query"),
+        (Options(runs=(H200, "select 1"), format="csvv"), "did you mean 'csv'"),
     ],
 )
 def test_what_is_no_query_is_a_config_error_with_a_hint(sql, said):
     with pytest.raises(ConfigError, match=said):
-        run(sql)
+        run(sql) if isinstance(sql, str) else execute(sql, Console(file=io.StringIO()))
 
 
 def test_no_figure_is_cut_however_narrow_the_terminal():
@@ -93,18 +95,6 @@ def test_rows_are_printed_for_programs(capsys, format_):
     else:
         head, *rows = printed.splitlines()
         assert (head, len(rows)) == (r"| model | batch_size | latency_ms | warnings |", 6)
-
-
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (Options(runs=("results",)), "give runs, and then the query"),
-        (Options(runs=(H200, "select 1"), format="csvv"), "did you mean 'csv'"),
-    ],
-)
-def test_what_cannot_be_used_is_a_config_error(request_, said):
-    with pytest.raises(ConfigError, match=said):
-        execute(request_, Console(file=io.StringIO()))
 
 
 def test_the_last_argument_is_the_query(profiler, tmp_path):

@@ -68,24 +68,14 @@ def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) ->
             f"{WORDS} --input input_ids=0,1000",
             {"inputs": {"input_ids": GraphInput(range=(0, 1000)), "attention_mask": GraphInput(range=(1, 2))}},
         ),
-    ],
-)
-def test_the_model_and_its_inputs(line, entry):
-    (model,) = job(line).models
-    assert {key: getattr(model, key) for key in entry} == entry
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
         ("timm:vit_base_patch16_224.augreg", {"library": "timm", "network": "timm:vit_base_patch16_224.augreg"}),
         ("hf:BertModel", {"library": "hf", "inputs": {}}),
     ],
 )
-def test_a_librarys_model(line, expected, monkeypatch):
+def test_the_model_and_its_inputs(line, entry, monkeypatch):
     monkeypatch.setattr(model_job, "not_installed", lambda library: None)
     (model,) = job(line).models
-    assert {key: getattr(model, key) for key in expected} == expected
+    assert {key: getattr(model, key) for key in entry} == entry
 
 
 def test_an_array_of_a_file_is_found_from_the_current_folder(folder):

@@ -128,15 +128,27 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a graph's data": ("outside", lambda folder: write_graph(folder / "outside.onnx", 2), "files"),
     "a factory that raises now": ("net", lambda folder: (folder / "helper.py").write_text("1 / 0"), "cannot be loaded"),
 }
+MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torch_version": "1.0", "device": "cuda"}
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_run_of_another_network_is_not_resumed(begun, place, resume, what):
-    model, change, words = CHANGES[what]
-    before = files_of(place / "run")
-    change(begun)
-    assert_refused(resume(), f"model '{model}' ", words)
-    assert files_of(place / "run") == before, "and nothing has been written"
+@pytest.mark.parametrize("what", [*CHANGES, *MACHINES, "journal"])
+def test_a_run_of_another_network_machine_or_version_is_not_resumed(begun, place, resume, what):
+    run = place / "run"
+    if what in CHANGES:
+        model, change, words = CHANGES[what]
+        change(begun)
+        told = [f"model '{model}' ", words]
+    elif what in MACHINES:
+        facts = json.loads((run / "environment.json").read_text()) | {what: MACHINES[what]}
+        (run / "environment.json").write_text(json.dumps(facts))
+        told = [f"{MACHINES[what]}, here it is"]
+    else:
+        journal = run / "journal.jsonl"
+        journal.write_text(journal.read_text().replace('"samples"', '"times"'))  # As another version might call them.
+        told = ["this version reads none of journal.jsonl's"]
+    before = files_of(run)
+    assert_refused(resume(), *told)
+    assert files_of(run) == before, "and nothing has been written"
 
 
 def test_another_network_than_was_measured_is_not_exported(begun, place, profiler):
@@ -155,26 +167,6 @@ def test_another_network_than_was_measured_is_not_exported(begun, place, profile
     done = profiler(*arguments, cwd=begun, PROFILER_CACHE=str(begun / "cache"))
     assert_refused(done, f"--export: model '{model}' has changed since the run measured it: ", words)
     assert not (place / "out").exists()
-
-
-MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torch_version": "1.0", "device": "cuda"}
-
-
-@pytest.mark.parametrize("key", MACHINES)
-def test_a_run_of_another_machine_is_not_resumed(place, resume, key):
-    path = place / "run" / "environment.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: MACHINES[key]}))
-    before = files_of(place / "run")
-    assert_refused(resume(), f"{MACHINES[key]}, here it is")
-    assert files_of(place / "run") == before
-
-
-def test_a_run_whose_journal_cannot_be_read_keeps_its_results(place, resume):
-    journal = place / "run" / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"samples"', '"times"'))  # As another version might call them.
-    before = files_of(place / "run")
-    assert_refused(resume(), "this version reads none of journal.jsonl's")
-    assert files_of(place / "run") == before
 
 
 def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environment(begun, place, resume):
