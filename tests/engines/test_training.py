@@ -188,26 +188,44 @@ def test_dropout_is_off_unless_asked_for(open_session, dropout):
     assert (session.outputs()[0] != first) == dropout
 
 
-@pytest.mark.parametrize(
-    ("precision", "optimizer", "head"),
-    [
-        *(("fp32", "none", "logits"), ("fp32", "adamw", "cross-entropy")),
-        *(("bf16", "none", "cross-entropy"), ("bf16", "sgd", "logits")),
-        *(("amp-bf16", "sgd", "cross-entropy"), ("amp-bf16", "adamw", "logits")),
-        *(("amp-fp16", "none", "logits"), ("amp-fp16", "sgd", "cross-entropy"), ("amp-fp16", "adamw", "logits")),
-    ],
+SHOWN: list[tuple[str, int, dict[str, Any]]] = [
+    *[("fp32", BATCH, each) for each in ({"head": "logits"}, {"optimizer": "adamw"})],
+    *[("bf16", BATCH, each) for each in ({}, {"optimizer": "sgd", "head": "logits"})],
+    *[("amp-bf16", BATCH, each) for each in ({"optimizer": "sgd"}, {"optimizer": "adamw", "head": "logits"})],
+    *[("amp-fp16", BATCH, each) for each in ({"head": "logits"}, {"optimizer": "sgd"})],
+    ("amp-fp16", BATCH, {"optimizer": "adamw", "head": "logits"}),
+    ("fp32", BATCH, {"accumulation": 3, "optimizer": "sgd"}),
+    ("fp32", BATCH, {"accumulation": 2, "input_gradient": True}),
+    ("amp-fp16", BATCH, {"accumulation": 6, "optimizer": "adamw-foreach"}),
+    ("bf16", BATCH, {"accumulation": 3, "head": "logits"}),
+    ("fp32", 4, {"input_gradient": True}),
+    ("fp32", 3, {"input_gradient": True, "optimizer": "sgd", "channels_last": True}),
+    ("bf16", 6, {"input_gradient": True, "head": "logits"}),
+    ("amp-fp16", 6, {"input_gradient": True, "optimizer": "adamw"}),
+    ("amp-fp16", 4, {"input_gradient": True, "name": "loud"}),
+]
+"""Precision, batch and what else a session is asked for."""
+COMPILED = pytest.param(
+    "fp32", BATCH, {"accumulation": 3, "engine": "compiled", "optimizer": "adamw"}, marks=needs("compiled")
 )
-def test_the_iteration_that_was_measured_shows_the_references_gradients(
-    open_session, cache, precision, optimizer, head
-):
-    session = open_session(precision, optimizer=optimizer, head=head)
+
+
+@pytest.mark.parametrize(("precision", "batch", "options"), [*SHOWN, COMPILED])
+def test_the_iteration_that_was_measured_shows_the_references_gradients(open_session, cache, precision, batch, options):
+    session = open_session(precision, batch=batch, **options)
     assert isinstance(session, Trainable)
-    for _ in range(4):
-        session.run(ignore)
-    found, own = compared(cache, session, precision, head)
+    for _ in range(3):
+        marks: list[str] = []
+        session.run(marks.append)
+        assert marks == ["forward", "backward"] * options.get("accumulation", 1) + ["step"] * ("optimizer" in options)
+    head, name = options.get("head", "cross-entropy"), options.get("name", "tiny")
+    found, own = compared(cache, session, precision, head, name, batch)
     assert found.gradient < 3 * max(own.gradient, 1e-6)
     assert found.result < 0.02
     assert found.zeros == []
+    if "input_gradient" in options:
+        assert 0 < found.tensors["input"] < 3 * max(own.tensors["input"], 1e-6)
+    session.proof()
 
 
 @pytest.mark.parametrize(
@@ -237,27 +255,6 @@ def test_the_backward_pass_starts_from_what_the_proof_names(open_session, cache,
     assert session.proof().head == form
 
 
-@pytest.mark.parametrize(
-    ("parts", "precision", "training"),
-    [
-        (3, "fp32", {"optimizer": "sgd"}),
-        (2, "fp32", {"input_gradient": True}),
-        (6, "amp-fp16", {"optimizer": "adamw-foreach"}),
-        (3, "bf16", {"head": "logits"}),
-        pytest.param(3, "fp32", {"engine": "compiled", "optimizer": "adamw"}, marks=needs("compiled")),
-    ],
-)
-def test_parts_of_a_batch_add_up_to_its_gradients(open_session, cache, parts, precision, training):
-    session = open_session(precision, accumulation=parts, **training)
-    for _ in range(2):
-        marks: list[str] = []
-        session.run(marks.append)
-        assert marks == ["forward", "backward"] * parts + ["step"] * ("optimizer" in training)
-    found, own = compared(cache, session, precision, training.get("head", "cross-entropy"))
-    assert found.gradient < 3 * max(own.gradient, 1e-6)
-    assert found.zeros == []
-
-
 def test_what_is_frozen_has_no_gradient_and_no_state(open_session, cache):
     session = open_session(optimizer="adamw", frozen=("0", "*.bias"))
     session.run(ignore)
@@ -279,27 +276,6 @@ def test_a_compiled_iteration_does_and_shows_all_of_it(open_session, cache):
     assert 0 < found.tensors["input"] < 3 * max(own.tensors["input"], 1e-6)
     assert found.zeros == []
     is_narrow_with_wide_weights(session, "bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("precision", "optimizer", "batch", "options"),
-    [
-        ("fp32", "none", 4, {}),
-        ("fp32", "sgd", 3, {"channels_last": True}),
-        ("bf16", "none", 6, {"head": "logits"}),
-        ("amp-fp16", "adamw", 6, {}),
-        ("amp-fp16", "none", 4, {"name": "loud"}),
-    ],
-)
-def test_the_gradient_of_the_input_is_the_references(open_session, cache, precision, optimizer, batch, options):
-    session = open_session(precision, optimizer=optimizer, batch=batch, input_gradient=True, **options)
-    for _ in range(2):
-        session.run(ignore)
-    name, head = options.get("name", "tiny"), options.get("head", "cross-entropy")
-    found, own = compared(cache, session, precision, head, name, batch)
-    assert 0 < found.tensors["input"] < 3 * max(own.tensors["input"], 1e-6)
-    assert found.zeros == []
-    session.proof()
 
 
 def test_weights_that_have_moved_are_put_back_where_they_are(open_session, cache):
