@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from robustness.command_runs import Run
+from robustness.command_runs import ROOT, Run
 from runs import until
 
 from profiler.job.config import load_config
@@ -47,7 +47,7 @@ models: [{name: net, factory: "nets:net", input: [16]}]
 engines: [eager]
 devices: [red, {kind: blue, usd_per_hour: 2}]
 batch_sizes: [1, 2]
-replicates: 3
+replicates: 4
 budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 """
 
@@ -55,7 +55,13 @@ budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 @pytest.fixture
 def cluster() -> Iterator[tuple[str, list[psutil.Process]]]:
     """A head that measures nothing, and three nodes; its address, and the raylets of the red ones."""
-    own = subprocess.Popen([sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    own = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # A node must have the sources that the run has.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert own.stdin and own.stdout
     try:
         address, *pids = next(line for line in own.stdout if line.startswith("cluster ")).split()[1:]
@@ -85,10 +91,11 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path, cluster):
         return Run(*words, "--ray", address, cwd=tmp_path)
 
     first = start("job.yaml")
-    until(lambda: len(results()) >= 3)
+    until(lambda: first.code is not None or len(results()) >= 4)
+    assert first.code is None, first.err
     until(lambda: next(filter(measures, reds), None)).kill()
     seen = len(results())
-    until(lambda: len(results()) >= seen + 3)
+    until(lambda: len(results()) >= seen + 6)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(SECONDS)
     before = results()
@@ -111,7 +118,9 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path, cluster):
 
 def test_a_head_that_ends_ends_the_run_with_what_goes_on(tmp_path):
     (tmp_path / "nets.py").write_text(NETS)
-    (tmp_path / "job.yaml").write_text(JOB.replace("devices: [red, {kind: blue, usd_per_hour: 2}]", "device: cpu"))
+    job = JOB.replace("devices: [red, {kind: blue, usd_per_hour: 2}]", "device: cpu")
+    # Enough cases that the run does not end before it learns that the head has.
+    (tmp_path / "job.yaml").write_text(job.replace("replicates: 4", "replicates: 40"))
     variables = {"PROFILER_CACHE": str(tmp_path / "cache"), "RAY_TMPDIR": "/tmp"}  # Its sockets' paths are long.
     run = Run("job.yaml", "--ray", "local", "--no-report", cwd=tmp_path, **variables)
     until(lambda: run.code is not None or any(tmp_path.glob("results/*/journal.jsonl")), SECONDS)
