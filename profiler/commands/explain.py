@@ -57,6 +57,8 @@ def execute(options: Options, console: Console) -> int:
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
         why = f"{case.variant} runs no {case.precision} graph; give fp16, bf16 or int8 of a runtime of graphs"
+    if case.engine == "trt" and case.precision == "fp16" and (cell["tensorrt_version"] or "").startswith("8."):
+        why = "TensorRT 8 chooses the types of layers itself, so it keeps none in float32; explain ort/fp16"
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
     if met := _met(cell, read_limits(options)):

@@ -76,6 +76,13 @@ def test_refused_requests(words, why, run, folder, command):
     assert why in done.stderr
 
 
+def test_tensorrt_8_keeps_no_node_in_float32(command, tmp_path):
+    published = Path(__file__).parents[3] / "docs/results/h200"
+    done = command("explain", str(published), "--model", "resnet50", "--configuration", "trt/fp16", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "TensorRT 8 chooses the types of layers itself" in done.stderr
+
+
 def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
     nodes, rounds = (("a", "Exp", ""),), ((1.0, 1.5),) * 15
     few = told(Explained(nodes, 1, 54, (math.inf, 0.001, 0.012), rounds), "node")
