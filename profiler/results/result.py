@@ -19,6 +19,8 @@ Figures = dict[str, float | None]
 """A figure by column, or None if not measured."""
 Finding = str | Warning | None
 """A check's reason to fail the row, its warning, or None."""
+WRONG = 0.5
+"""A relative L2 error so large that half of the output is noise: a wrong result, not rounding."""
 PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_ms")
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)

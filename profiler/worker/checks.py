@@ -35,12 +35,12 @@ from exporters.int8 import DYNAMIC
 from exporters.source import shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
-from profiler.results.result import Finding, Result
+from profiler.results.result import WRONG, Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
 from profiler.worker.accuracy import has_labels
-from profiler.worker.parity import FP16_ENDS, WRONG, Pair
+from profiler.worker.parity import FP16_ENDS, Pair
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}

@@ -14,7 +14,7 @@ from engines.options import PRECISION_TABLE
 from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
 from exporters.inputs import TensorSpec, item_axes, padding, seeded_inputs
-from profiler.results.result import Figures, Finding
+from profiler.results.result import WRONG, Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
 
@@ -23,8 +23,6 @@ _USUAL = {name: precision.usual_error for name, precision in PRECISION_TABLE.ite
 calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
 0.04, ResNet-152 0.11, ResNet-200 0.12. fp8 was only emulated on the CPU (e4m3, a scale a row, random weights, 12
 blocks): BERT 0.04, ViT 0.11."""
-WRONG = 0.5
-"""A relative L2 error so large that half of the output is noise: a wrong result, not rounding."""
 _L2 = "relative L2 error"
 _REPEATED = 1e-5
 """Largest error between two equal calls of one runtime."""

@@ -13,10 +13,12 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Case
+from profiler.job.case import Budget, Case
+from profiler.results.result import Result
 from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
+from profiler.worker.task import Prepared, Task
 
 CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
 OLD = replace(CASE, model="old")
@@ -80,6 +82,19 @@ def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
     assert begun.logs == [math.log(0.5)]
     assert not _add_round(begun, 1, side(1.0), side(None))
     assert len(begun.logs) == 1 and begun.problem is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(0.01, 2.0), (None, 2.0), (0.6, "failed: the outputs are wrong: error 6.0e-1")]
+)
+def test_wrong_outputs_fail_a_side_even_where_labels_let_them_pass(error, expected):
+    result = Result(CASE.id, "ok", clock="host", samples={"host": [2.0]}, figures={"rel_l2_error": error})
+    runner = SimpleNamespace(
+        tasks={CASE.id: Task(CASE, Prepared(), Budget())},
+        run=SimpleNamespace(results=lambda: {CASE.id: result}),
+        measure_each=lambda tasks, supervisor, is_estimated: 0.0,
+    )
+    assert gate._latency(SimpleNamespace(runner=runner), CASE, 0) == expected
 
 
 def test_junit_has_a_test_a_cell(tmp_path):
