@@ -233,6 +233,15 @@ def sampled(gradient: Tensor) -> Tensor:
     return torch.where(rows[row] == places[0], values[(row, *places[1:])], 0)
 
 
+def content(tensor: Tensor) -> memoryview:
+    """Return a tensor's values as bytes, uncopied if it is a plain one on the CPU; NumPy has no bfloat16."""
+    tensor = tensor.detach().cpu()
+    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def stored(tensor: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors that hold a gradient: the values and the indices of a sparse one."""
     return (tensor._values(), tensor._indices()) if tensor.is_sparse else (tensor,)

@@ -121,18 +121,15 @@ def _state_digest(model: nn.Module) -> str:
     """Return the sha256 of the model's state by name."""
     import torch
 
+    from exporters.calls import content
+
     total = hashlib.sha256()
     for name, value in model.state_dict().items():
         if not isinstance(value, torch.Tensor):
             total.update(repr((name, value)).encode())
             continue
         total.update(repr((name, f"{value.dtype} {tuple(value.shape)}")).encode())
-        # Bytes, since NumPy has no bfloat16; uncopied, since a table of embeddings has gigabytes.
-        value = value.detach().cpu()
-        value = value.to_dense() if value.layout != torch.strided else value
-        value = torch.view_as_real(value) if value.is_complex() else value
-        value = value.int_repr() if value.is_quantized else value
-        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        total.update(content(value))  # Uncopied, since a table of embeddings has gigabytes.
     return total.hexdigest()
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._dynamo import device_interface
+from torch.utils._pytree import tree_leaves
 
 import engines
 from engines.base import Array, BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
@@ -28,7 +29,7 @@ from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, fault
 from exporters.build_model import hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
-from exporters.calls import call, chosen
+from exporters.calls import call, chosen, content
 from exporters.errors import sentence
 from exporters.factories import called_once
 from exporters.float64 import evaluate, with_exact_sigmoids
@@ -56,7 +57,6 @@ from profiler.processes.process import serve
 from profiler.worker import parity
 from profiler.worker.accuracy import check_metric
 from profiler.worker.memory import holding
-from profiler.worker.state import held_state
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
@@ -84,6 +84,9 @@ _FURTHER_SECONDS = 3.0
 """Seconds for items beyond the first run."""
 _FURTHER_BYTES = 2**27
 """Most bytes of outputs of all items, unless the first run alone exceeds them."""
+
+_PLAIN = (int, float, str, bool, bytes, type(None))
+"""Types of attributes that are a module's state, besides tensors."""
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -308,7 +311,7 @@ def _run(
         session.run(ignore)
         outputs = [array.copy() for array in session.outputs()]  # The next run may overwrite them.
         seconds = perf_counter() - start
-        changed = held_state(model).changes(before)
+        changed = changed_places(before, held_state(model))
         spoilt = not all(map(torch.equal, originals, getattr(session, "inputs", ())))
         names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
         if not outputs:
@@ -343,6 +346,23 @@ def _run(
     repeats = source.own_graph is None and _repeats(compared)
     remembers = "the model returns its last outputs for other inputs" if repeats else ""
     return stacked(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
+
+
+def held_state(model: object) -> dict[str, list[Any]]:
+    """Copy a module's buffers, tensors and numbers, but no parameters, by their paths; other objects have no state."""
+    values: dict[str, list[Any]] = {}
+    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        attributes = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+        for name, value in {**module._buffers, **attributes}.items():
+            leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (torch.Tensor, *_PLAIN))]
+            copies = (bytes(content(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+            values[f"{path}.{name}".lstrip(".")] = list(zip(map(type, leaves), copies, strict=True))
+    return values
+
+
+def changed_places(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> list[str]:
+    """Name the places whose values differ."""
+    return [place for place in {**before, **after} if before.get(place) != after.get(place)]
 
 
 def _of_drawn_inputs(session: Feedable, specs: Sequence[TensorSpec], batch: int) -> list[list[Array]]:
