@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from profiler.report.command import Report, compose, page
 from profiler.report.data import Data, gather
-from profiler.report.page import Report, compose, page
 from profiler.results.columns import LAYERS, RESULTS
 from profiler.results.reading import read_runs
 

@@ -12,9 +12,9 @@ import pytest
 import vl_convert
 from report_rows import row
 
-from profiler.report import page
+from profiler.report import command as page
 from profiler.report.chart_specs import MEMORY, Domains, charts, config
-from profiler.report.page import Report, compose
+from profiler.report.command import Report, compose
 
 DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib"])
 

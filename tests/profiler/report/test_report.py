@@ -14,10 +14,9 @@ from report_rows import row
 
 from profiler.errors import ConfigError
 from profiler.options import Report as Options
-from profiler.report import page as report_page
-from profiler.report.command import write
+from profiler.report import command as report_page
+from profiler.report.command import Report, compose, headline, write
 from profiler.report.data import gather
-from profiler.report.page import Report, compose, headline
 from profiler.results.reading import read_runs
 
 
