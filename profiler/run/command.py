@@ -53,6 +53,23 @@ from profiler.tables.numbers import counted, duration, listed
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
 _PERCENTILE = re.compile(r"p(\d+)=")
+_EXCLUDED: Mapping[str, tuple[Sequence[str], str]] = {
+    "--resume": (
+        ("a job", "--seconds", "--max-latency-ms", "--max-accuracy-loss", "--quick", "--dry-run", "--search"),
+        ": a run goes on with its own bench.yaml",
+    ),
+    "--ray": (("--threads", "--within", "--against", "--dry-run"), ""),
+    "--against": (
+        ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--max-latency-ms"),
+        ": a gate repeats until it has a verdict",
+    ),
+}
+"""Map an option to those that it excludes, and why."""
+_NEEDED: Mapping[str, tuple[Sequence[str], str]] = {
+    "--resume": (("--retry", "--trust-code"), " and a run's folder"),
+    "--against": (("--limit", "--junit"), ""),
+}
+"""Map an option to those that need it."""
 _KEPT_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
@@ -156,32 +173,14 @@ def read_seconds(option: str, text: str) -> float:
 
 def check_options(options: Options) -> None:
     """Raise ConfigError for options that contradict each other."""
-    only_new: dict[str, object] = {
-        "a job": options.config,
-        "--seconds": options.seconds,
-        "--max-latency-ms": options.max_latency_ms,
-        "--max-accuracy-loss": options.max_accuracy_loss,
-        "--quick": options.quick,
-        "--dry-run": options.dry_run,
-        "--search": options.search,
-    }
-    only_resumed = {"--retry": options.retry, "--trust-code": options.trust_code}
-    for name, value in (only_resumed if options.resume is None else only_new).items():
-        if value and options.resume is None:
-            raise ConfigError(f"{name} goes with --resume and a run's folder")
-        if value:
-            raise ConfigError(f"{name} and --resume exclude each other: a run goes on with its own bench.yaml")
-    alone = {
-        "--threads": options.threads,
-        "--within": options.within,
-        "--against": options.against,
-        "--dry-run": options.dry_run,
-        "--replicates of a resumed run": options.replicates if options.resume is not None else None,
-    }
-    for name in [name for name, value in alone.items() if value and options.ray is not None]:
-        raise ConfigError(f"{name} and --ray exclude each other")
-    if options.against is None and (options.limit or options.junit):
-        raise ConfigError(f"{'--limit' if options.limit else '--junit'} goes with --against")
+    for option, (others, why) in _EXCLUDED.items():
+        if clash := [other for other in others if _is_given(options, option) and _is_given(options, other)]:
+            raise ConfigError(f"{clash[0]} and {option} exclude each other{why}")
+    for option, (others, place) in _NEEDED.items():
+        if lone := [other for other in others if _is_given(options, other) and not _is_given(options, option)]:
+            raise ConfigError(f"{lone[0]} goes with {option}{place}")
+    if options.ray is not None and options.resume is not None and options.replicates:
+        raise ConfigError("--replicates of a resumed run and --ray exclude each other")
     if options.within is not None:
         read_seconds("--within", options.within)
     if options.junit is not None and not (named_files.exists(options.junit) or options.junit.parent.is_dir()):
@@ -190,6 +189,10 @@ def check_options(options: Options) -> None:
         check_device(options.device)
     if options.config is None and options.resume is None:
         raise ConfigError(f"no model or job was given; try: {PROGRAM} resnet18, or {PROGRAM} bench.yaml")
+
+
+def _is_given(options: Options, option: str) -> bool:
+    return bool(getattr(options, "config" if option == "a job" else option[2:].replace("-", "_")))
 
 
 def open_job(options: Options) -> JobFile | ModelJob:

@@ -132,9 +132,6 @@ def execute(options: Options, console: Console) -> int:
     Returns 1 if a cell is slower or no longer runs, 4 with --strict if one has no verdict, else 0. Raises ConfigError.
     """
     check_options(options)
-    for flag in ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--max-latency-ms"):
-        if getattr(options, flag.removeprefix("--").replace("-", "_")):
-            raise ConfigError(f"{flag} and --against exclude each other: a gate repeats until it has a verdict")
     limit = parse_limit("--limit", options.limit or _LIMIT)
     within = read_seconds("--within", options.within or _WITHIN)
     check_root(default_root())
