@@ -31,7 +31,12 @@ class Precision:
     """Type of convolutions and products in proofs."""
     bits: int
     usual_error: float
-    """Largest relative L2 error of outputs without a warning (profiler/worker/parity.py); it also breaks ties."""
+    """Largest relative L2 error of outputs without a warning; it also breaks ties.
+
+    int8's error grows with depth: every layer rounds its activations to 8 bits again. Measured with seeded weights and
+    calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50 0.04,
+    ResNet-152 0.11, ResNet-200 0.12. fp8 was only emulated on the CPU (e4m3, a scale a row, random weights, 12 blocks):
+    BERT 0.04, ViT 0.11."""
     autocast: str | None = None
     """Type of autocast in training, with fp32 weights."""
     least_capability: tuple[int, int] | None = None

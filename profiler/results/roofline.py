@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from engines.base import Warning
-from engines.options import Device
+from engines.options import PRECISION_TABLE, Device
 from profiler.job.case import Case
 from profiler.results.result import Result
 from profiler.tables.numbers import milliseconds, times
@@ -35,7 +35,7 @@ def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
     """Return the precisions whose roofs a run needs, fp32 first: all on a GPU, where they are cheap."""
     if device == "cuda":
         return ("fp32", "tf32", "fp16", "bf16")
-    requested = {case.precision.removeprefix("amp-") for case in cases}
+    requested = {PRECISION_TABLE[case.precision].roof for case in cases}
     return ("fp32", *(precision for precision in ("fp16", "bf16") if precision in requested))
 
 
@@ -84,7 +84,7 @@ def work_of(case: Case, result: Result) -> Work:
     """Return the minimum work of one call of a measured case."""
     flops, moved_mib = (result.figures.get(name) for name in ("flops_per_item", "moved_mib"))
     types = (result.proof and result.proof.compute_types) or {}
-    precision: str | None = case.precision.removeprefix("amp-")
+    precision: str | None = PRECISION_TABLE[case.precision].roof
     if precision == "native":
         precision = _TYPES.get(next(iter(types))) if len(types) == 1 else None
     layer = case.source.layer

@@ -43,7 +43,6 @@ from profiler.worker.accuracy import has_labels
 from profiler.worker.parity import FP16_ENDS, Pair
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
-_TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
 _LISTED = 3
 """Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
@@ -345,7 +344,7 @@ def _static_graph(task: Task) -> list[Warning]:
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
     """Count the convolutions and products in other types than the requested one; `native` requests none."""
-    asked = _TYPES.get(case.precision)
+    asked = PRECISION_TABLE[case.precision].compute
     return {name: count for name, count in types.items() if asked and name not in (asked, "unknown")}
 
 
@@ -358,12 +357,11 @@ def _mixed(case: Case, proof: Proof) -> bool:
     and any number in float64. So may TensorRT 8's builder, where float32 is faster: in ConvNeXt all depthwise
     convolutions.
     """
-    types = proof.compute_types or {}
+    types, requested = proof.compute_types or {}, PRECISION_TABLE[case.precision].compute
     if case.precision in EIGHT_BITS:
-        return types.get(_TYPES[case.precision], 0) > 0
+        return types.get(requested, 0) > 0
     strays = _strays(case, types)
-    requested = types.get(_TYPES.get(case.precision, ""), 0)
-    wider = set(strays) == {"float32"} and requested > sum(strays.values())
+    wider = set(strays) == {"float32"} and types.get(requested, 0) > sum(strays.values())
     is_own_code = case.source.kind == "factory" or case.precision in case.source.graphs
     return (wider and (is_own_code or bool(proof.weakly_typed))) or (is_own_code and set(strays) == {"float64"})
 

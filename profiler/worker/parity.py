@@ -18,11 +18,6 @@ from profiler.results.result import WRONG, Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
 
-_USUAL = {name: precision.usual_error for name, precision in PRECISION_TABLE.items()}
-"""int8's error grows with depth: every layer rounds its activations to 8 bits again. Measured with seeded weights and
-calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
-0.04, ResNet-152 0.11, ResNet-200 0.12. fp8 was only emulated on the CPU (e4m3, a scale a row, random weights, 12
-blocks): BERT 0.04, ViT 0.11."""
 _L2 = "relative L2 error"
 _REPEATED = 1e-5
 """Largest error between two equal calls of one runtime."""
@@ -244,7 +239,7 @@ class Hidden(NamedTuple):
 
     def counts(self, precision: str) -> bool:
         """Return whether the error exceeds rounding, which costs cancelling numbers some digits."""
-        return self.error >= min(WRONG, _CANCELLED * _USUAL[precision])
+        return self.error >= min(WRONG, _CANCELLED * PRECISION_TABLE[precision].usual_error)
 
 
 @dataclass(frozen=True)
@@ -402,7 +397,8 @@ def judge(precision: str, differences: Sequence[Difference], drawn: str = "", wr
             text += ", which others hide"
             return f"the outputs are wrong: {text}" if hidden.error >= wrong else Warning("inaccurate", text)
     worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
-    text, usual = f"{worst.measure} {numbers.error(worst.judged)} of output {worst.name}", _USUAL[precision]
+    text = f"{worst.measure} {numbers.error(worst.judged)} of output {worst.name}"
+    usual = PRECISION_TABLE[precision].usual_error
     if worst.judged >= wrong:
         return f"the outputs are wrong: {text}"
     if differences and all(difference.is_zero for difference in differences):
