@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engines.catalog import ENGINES
-from engines.options import PLAIN, Training
+from engines.options import Training
 from exporters.cache import default_root
 from exporters.flops import Cost
 from exporters.gradients import GradientReference, Step, reference_items
@@ -176,6 +176,10 @@ class Stages:
         changes: dict[str, Any] = {place: {**getattr(model, place), key: value}}
         self.prepared[name] = replace(model, **changes)
 
+    def _take(self, names: Sequence[str], kind: str, key: object, failure_key: str, outcome: Outcome) -> None:
+        for name in names:
+            self._keep(name, kind, key, failure_key, failed(outcome))
+
     def _take_model(self, name: str, outcome: Outcome) -> None:
         model = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
         self.prepared[name] = model
@@ -191,11 +195,8 @@ class Stages:
         for name, batch in (key for key in needed if key[0] in usable):
             arguments = self.prepared[name].state, batch
             call = self._call("prepare_reference", f"reference-{name}-{batch}", name, *arguments, on_gpu=True)
-            part.append((call, partial(self._take_reference, name, batch)))
+            part.append((call, partial(self._take, [name], "references", batch, batch_failure(batch))))
         return part
-
-    def _take_reference(self, name: str, batch: int, outcome: Outcome) -> None:
-        self._keep(name, "references", batch, batch_failure(batch), failed(outcome))
 
     def identities(self) -> dict[str, Identity | str]:
         """Return each model's identity, or why it cannot be loaded."""
@@ -258,12 +259,8 @@ class Stages:
         for (_, graph), names in sharing.items():
             first = next(filter(self._is_calibrated, names), names[0]) if graph in PLACEMENTS else names[0]
             call = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
-            part.append((call, partial(self._take_export, names, graph)))
+            part.append((call, partial(self._take, names, "onnx", graph, graph)))
         return part
-
-    def _take_export(self, names: Sequence[str], graph: str, outcome: Outcome) -> None:
-        for name in names:
-            self._keep(name, "onnx", graph, graph, failed(outcome))
 
     def _is_calibrated(self, name: str) -> bool:
         source = self.sources[name]
@@ -275,9 +272,7 @@ class Stages:
         """Count FLOPs and bytes; a failure only costs the roofline."""
         trainings, part = self._trainings(), Part()
         for name in self._usable():
-            training = trainings.get(name, PLAIN)
-            settings = training.input_gradient, training.frozen, training.head
-            arguments = self.prepared[name], name in trainings, *settings
+            arguments = self.prepared[name], trainings.get(name)
             call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, limit=_COUNT_SECONDS)
             part.append((call, partial(self._take_cost, name)))
         return part

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 import engines
 from engines.base import Array, BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
+from engines.options import PLAIN, Training
 from engines.requirements import explain, fault
 from exporters.build_model import hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
@@ -196,17 +197,15 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
     return dimensions_of(source)
 
 
-def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], str, Path], report: Report) -> Cost:
-    """Count the fewest FLOPs and bytes that a model needs.
-
-    The argument is (source, prepared model, is trained, with the input's gradient, frozen parameters, head, cache's
-    folder).
-    """
-    source, prepared, trains, of_input, frozen, head, root = argument
+def prepare_cost(argument: tuple[ModelSource, Prepared, Training | None, Path], report: Report) -> Cost:
+    """Count the fewest FLOPs and bytes that a model needs, in training too if it is trained."""
+    source, prepared, training, root = argument
     # All precisions have the same FLOPs.
     free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}
     graph = free.get("fp32") or next(iter(free.values()), None)
-    return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input, frozen, head)
+    step = training or PLAIN
+    settings = step.input_gradient, step.frozen, step.head
+    return cached_cost(source, prepared.specs, Cache(root), graph, training is not None, *settings)
 
 
 def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:
