@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 import engines
-from engines.base import Array, Job, Unsupported
+from engines.base import Array, Unsupported
 from engines.catalog import ENGINES, engine_row
 from engines.deployment import Deployed, save_examples
 from engines.options import PRECISION_TABLE, Device
@@ -41,6 +41,7 @@ from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH, meaning
 from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import Display
+from profiler.worker.task import job_of
 
 _README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.
 
@@ -130,9 +131,7 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     Raises what `engines.deploy` raises.
     """
     case, folder, onnx, built = argument
-    options = ENGINES[case.engine].options(**case.options)
-    job = Job(case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=onnx)
-    deployed = engines.deploy(case.engine, job, folder, built)
+    deployed = engines.deploy(case.engine, job_of(case, inputs=(), onnx=onnx), folder, built)
     specs = with_inputs(case.source).specs or ()
     expected: dict[str, Array] = {}
     with contextlib.suppress(ModelError, Unsupported):  # The row's outputs were not checked either.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import ENGINES
@@ -152,20 +153,12 @@ def make_job(
     """
     case, prepared, graph = task.case, task.prepared, task.prepared.graph(task.case)
     distinct = MOST_REFERENCE_ITEMS if task.only_fits else None
-    return Job(
-        engine=case.engine,
-        source=case.source,
-        pass_=case.pass_,
-        precision=case.precision,
-        batch_size=case.batch_size,
-        device=case.device,
-        options=ENGINES[case.engine].options(**case.options),
-        inputs=tuple(seeded_inputs(prepared.specs, case.batch_size, distinct)),
-        specs=prepared.specs,
-        state=prepared.state,
-        onnx=graph.path if graph else None,
-        phase=phase,
-        at_peak=at_peak,
-        progress=progress,
-        training=case.training,
-    )
+    inputs = tuple(seeded_inputs(prepared.specs, case.batch_size, distinct))
+    files = {"specs": prepared.specs, "state": prepared.state, "onnx": graph.path if graph else None}
+    return job_of(case, inputs=inputs, **files, phase=phase, at_peak=at_peak, progress=progress)
+
+
+def job_of(case: Case, **parts: Any) -> Job[Options]:
+    """Make an engine's job of a case's fields and the given ones."""
+    shared = {f.name: getattr(case, f.name) for f in fields(Job) if hasattr(case, f.name)}
+    return Job(**shared | {"options": ENGINES[case.engine].options(**case.options)} | parts)
