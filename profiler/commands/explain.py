@@ -112,11 +112,14 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
         rows = rows.filter(pl.col(name) == (valid[0] if value is None else value))
     cell, bench = rows.row(0, named=True), options.run / "bench.yaml"
     device: Device = "cuda" if cell["device"] == "cuda" else "cpu"
-    config = without_foreign_code(load_config(bench, device), options.run, "explain", options.trust_code)
+    config = load_config(bench, device)
+    # Only this model's code is called.
+    single = config.model_copy(update={"models": [entry for entry in config.models if entry.name == cell["model"]]})
+    folders = without_foreign_code(single, options.run, "explain", options.trust_code).path
     case = next((case for case in make_plan(config, device) if case.id in cell["case_ids"]), None)
     if case is None:
         raise ConfigError(f"explain: {cell['case_ids'][0]} is not in {bench}; give a configuration of the job")
-    return case, config.path, cell
+    return case, folders, cell
 
 
 def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:

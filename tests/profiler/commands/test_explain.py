@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,9 @@ from able_engines import if_able
 from planted_nets import conv_net
 from runs import Profiler, run_job
 
-from profiler.commands.explain import told
+from profiler.commands.explain import _chosen, told
+from profiler.errors import ConfigError
+from profiler.options import Explain
 from profiler.worker.bisection import Explained
 
 pytestmark = pytest.mark.slow
@@ -74,6 +79,18 @@ def test_refused_requests(words, why, run, folder, command):
     done = command("explain", str(run), *words, *given, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr
+
+
+def test_of_another_hosts_run_only_the_chosen_models_code_needs_trust(run, tmp_path):
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    facts = json.loads((copied / "environment.json").read_text())
+    (copied / "environment.json").write_text(json.dumps(facts | {"host": "elsewhere"}))
+    bench, options = copied / "bench.yaml", Explain(run=copied, configuration="ort/int8", model="net")
+    bench.write_text(re.sub("(name: other\n  )onnx: .*", r"\1factory: evil:make", bench.read_text()))
+    assert _chosen(options)[0].model == "net"
+    bench.write_text(re.sub("(name: net\n  )onnx: .*", r"\1factory: evil:make", bench.read_text()))
+    with pytest.raises(ConfigError, match="another host or user"):
+        _chosen(options)
 
 
 def test_tensorrt_8_keeps_no_node_in_float32(command, tmp_path):
