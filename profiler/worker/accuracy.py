@@ -21,7 +21,7 @@ def is_scored(task: Task) -> bool:
 
 def has_labels(task: Task) -> bool:
     """Tell whether labels score the configuration's outputs: in inference, at the shape of the user's items."""
-    if not task.prepared.labels or task.case.pass_ != "inference":
+    if not task.scores or not task.prepared.labels or task.case.pass_ != "inference":
         return False
     by_item = [spec for spec in task.prepared.specs if spec.data and spec.item_axis is not None]
     return all(stored(spec.data).shape[1:] == _item_shape(spec) for spec in by_item)

@@ -100,7 +100,7 @@ def verify(
     if task.gpu:
         proof.details = {**proof.details, "gpu_uuid": task.gpu}
     result.warnings += [*remarks(case, proof), *_static_graph(task)]
-    if case.source.data and case.pass_ == "inference" and not has_labels(task):
+    if task.scores and case.source.data and case.pass_ == "inference" and not has_labels(task):
         unlabelled = "the data have no labels; they gave inputs, errors and int8's ranges"
         why = "the data's items have another shape" if model.labels else unlabelled
         result.warnings.append(Warning("no-accuracy", why))

@@ -23,7 +23,7 @@ from exporters.inputs import distinct_items, seeded_inputs
 from profiler.job.case import Case
 from profiler.machine.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.results.result import Kept, Result, Stage, sample_warnings
+from profiler.results.result import WRONG, Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, clock, disturbance
 from profiler.worker.accuracy import is_scored, score_items
@@ -233,6 +233,9 @@ def _score(task: Task, session: Session, bench: Bench, expected_ms: float, resul
     except Exception as error:
         traceback.print_exc()
         result.warnings.append(Warning("no-accuracy", sentence(error)))
+    if not result.scores and (result.figures.get("rel_l2_error") or 0.0) >= WRONG:
+        result.fail("the outputs are wrong, and no label scored them")
+    if not result.scores:
         return
     result.data_items = distinct_items(task.prepared.specs)
     if len(result.scores) < (total := scored_count(result.data_items or 0)):

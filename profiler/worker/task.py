@@ -83,6 +83,8 @@ class Task:
     """Add the loop that the energy counter needs."""
     profile: bool = False
     """Time the layers once everything has been measured."""
+    scores: bool = True
+    """Score labelled items. If False, labels are ignored, and the error judges the outputs."""
     only_fits: bool = False
     """Only find out whether the batch fits, since a call near the limit takes seconds."""
 

@@ -14,10 +14,10 @@ import pytest
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
-from profiler.results.result import Result
 from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
+from profiler.worker.accuracy import has_labels
 from profiler.worker.task import Prepared, Task
 
 CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
@@ -84,17 +84,15 @@ def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
     assert len(begun.logs) == 1 and begun.problem is None
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"), [(0.01, 2.0), (None, 2.0), (0.6, "failed: the outputs are wrong: error 6.0e-1")]
-)
-def test_wrong_outputs_fail_a_side_even_where_labels_let_them_pass(error, expected):
-    result = Result(CASE.id, "ok", clock="host", samples={"host": [2.0]}, figures={"rel_l2_error": error})
+def test_a_gate_judges_outputs_without_labels():
+    measured: list[Task] = []
     runner = SimpleNamespace(
-        tasks={CASE.id: Task(CASE, Prepared(), Budget())},
-        run=SimpleNamespace(results=lambda: {CASE.id: result}),
-        measure_each=lambda tasks, supervisor, is_estimated: 0.0,
+        tasks={CASE.id: Task(CASE, Prepared(labels="key"), Budget())},
+        run=SimpleNamespace(results=dict),
+        measure_each=lambda tasks, supervisor, is_estimated: measured.extend(tasks),
     )
-    assert gate._latency(SimpleNamespace(runner=runner), CASE, 0) == expected
+    assert gate._latency(SimpleNamespace(runner=runner), CASE, 0) is None
+    assert [has_labels(task) for task in measured] == [False]
 
 
 def test_junit_has_a_test_a_cell(tmp_path):
