@@ -22,6 +22,7 @@ from engines.catalog import engine_row, unsupported
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from profiler.results.cells import FAULTS, GROUP, Row, compared
 from profiler.results.columns import FIGURES
+from profiler.results.losses import telling_error
 from profiler.results.reasons import Reason
 from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, HOST_BOUND
@@ -94,7 +95,8 @@ class Limit:
         if self.figure == "accuracy_loss":
             loss, have = cell[self.figure], None
             if loss < self.value:
-                code, have = "too-wide", items_needed(cell["accuracy_items"], loss, value, self.value)
+                items, error = cell["accuracy_items"], telling_error(cell)
+                code, have = "too-wide", items_needed(items, loss, value, self.value, error)
             return Reason(code, loss, self.value, low, high, figure=self.figure, have=have)
         place = (cell.get("worst") or "") if self.figure == "error" else ""
         return Reason(code, value, self.value, low, high, figure=self.figure, text=place)

@@ -21,6 +21,11 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["batch_size"], *(row[key] for key in GROUP if key != "batch_size")
 
 
+def telling_error(row: Mapping[str, Any]) -> float | None:
+    """Return the bound of the outputs' error, or None: classes alone do not show how near the next one is."""
+    return None if row.get("max_abs_error") is None else row["rel_l2_error_high"]
+
+
 def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl.DataFrame:
     """Return a run's rows with the loss and its interval, over the items that both sides scored."""
     scored = [row for row in rows.to_dicts() if scores.get(row["case_id"])]
@@ -33,9 +38,9 @@ def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl
             losses.append((ours, 0.0, 0.0, 0.0))
         elif base is not None and any(scores[base]):  # A base that is never right has nothing to lose.
             items = min(len(scores[base]), len(scores[ours]))
-            # Outputs that are classes alone have no absolute error, and hide how near the next class is.
-            error = None if row["max_abs_error"] is None else row["rel_l2_error_high"]
-            loss, interval = mean_loss(np.array(scores[base][:items]), np.array(scores[ours][:items]), error)
+            loss, interval = mean_loss(
+                np.array(scores[base][:items]), np.array(scores[ours][:items]), telling_error(row)
+            )
             losses.append((ours, loss, interval.low, interval.high))
     columns = pl.DataFrame(losses, {"case_id": pl.String} | dict.fromkeys(_LOSS, pl.Float64), orient="row")
     return rows.drop(_LOSS).join(columns, on="case_id", how="left", maintain_order="left").select(*RESULTS)

@@ -20,21 +20,24 @@ def mean_loss(base: Floats, ours: Floats, error: float | None = None) -> tuple[f
     even if all items agree, and covers rare large losses that few items show. After the adjusted intervals of Agresti
     and Coull (American Statistician 52, 1998) and, for pairs, of Agresti and Min (Statistics in Medicine 24, 2005).
 
-    A relative `error` of the outputs is taken to cost at most twice as much of the score, so that outputs that are
-    nearly exact count fewer pseudo-items.
+    Assumes that a relative `error` e of the outputs costs at most 2e of the score: without losses the interval ends
+    there.
     """
     losses = base - ours
     mean, items = float(losses.mean()), len(losses)
-    pseudo = min(_PSEUDO, math.inf if error is None else (items * error) ** 2)
-    squares = float(np.square(losses - mean).sum()) + pseudo
+    squares = float(np.square(losses - mean).sum()) + _pseudo_items(items, error)
     reach = float(student(_LEVEL, items + _PSEUDO - 1)) * math.sqrt(squares) / items
     return mean, Interval(max(mean - reach, -1.0), min(mean + reach, 1.0))
 
 
-def items_needed(items: int, loss: float, high: float, limit: float) -> int:
+def _pseudo_items(items: int, error: float | None) -> float:
+    return _PSEUDO if error is None else min(math.sqrt(_PSEUDO), items * error) ** 2
+
+
+def items_needed(items: int, loss: float, high: float, limit: float, error: float | None = None) -> int:
     """Return about how many items bring the interval's end to the limit, for a loss below it, to two digits."""
     deviation = ((high - loss) * items / float(student(_LEVEL, items + _PSEUDO - 1))) ** 2
-    variance, quantile = max(deviation - _PSEUDO, 0.0) / items, float(student(_LEVEL, 1e9))
+    variance, quantile = max(deviation - _pseudo_items(items, error), 0.0) / items, float(student(_LEVEL, 1e9))
     # Solve quantile * sqrt(variance * n + _PSEUDO) / n = limit - loss for n.
     room = (limit - loss) ** 2
     linear = quantile**2 * variance

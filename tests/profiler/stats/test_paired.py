@@ -66,12 +66,19 @@ def test_rare_large_losses_are_covered(share, items):
 
 
 @pytest.mark.parametrize(
-    ("lost", "gained", "items", "limit"),
-    [(0, 0, 100, 0.001), (0, 0, 1000, 0.001), (1, 1, 100, 0.005), (4, 3, 800, 0.005), (30, 29, 1000, 0.01)],
+    ("lost", "gained", "items", "limit", "error"),
+    [
+        (0, 0, 100, 0.001, None),
+        (0, 0, 1000, 0.001, None),
+        (1, 1, 100, 0.005, None),
+        (4, 3, 800, 0.005, None),
+        (30, 29, 1000, 0.01, None),
+        (2, 1, 200, 0.01, 1e-4),
+    ],
 )
-def test_the_number_of_items_brings_the_end_to_the_limit(lost, gained, items, limit):
-    loss, interval = mean_loss(*hits(lost, gained, items))
-    needed = items_needed(items, loss, interval.high, limit)
+def test_the_number_of_items_brings_the_end_to_the_limit(lost, gained, items, limit, error):
+    loss, interval = mean_loss(*hits(lost, gained, items), error)
+    needed = items_needed(items, loss, interval.high, limit, error)
     assert needed > items
-    grown = mean_loss(*hits(round(lost * needed / items), round(gained * needed / items), needed))[1]
+    grown = mean_loss(*hits(round(lost * needed / items), round(gained * needed / items), needed), error)[1]
     assert grown.high == pytest.approx(limit, rel=0.06)
