@@ -237,7 +237,7 @@ def content(tensor: Tensor) -> memoryview:
     """Return a tensor's values as bytes, uncopied if it is a plain one on the CPU; NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()
     tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     tensor = tensor.int_repr() if tensor.is_quantized else tensor
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 

@@ -354,8 +354,10 @@ def held_state(model: object) -> dict[str, list[Any]]:
         attributes = {n: v for n, v in vars(module).items() if not n.startswith("_")}
         for name, value in {**module._buffers, **attributes}.items():
             leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (torch.Tensor, *_PLAIN))]
-            copies = (bytes(content(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-            values[f"{path}.{name}".lstrip(".")] = list(zip(map(type, leaves), copies, strict=True))
+            values[f"{path}.{name}".lstrip(".")] = [
+                (leaf.dtype, leaf.shape, bytes(content(leaf))) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
+                for leaf in leaves
+            ]
     return values
 
 

@@ -16,6 +16,7 @@ class Streaming(nn.Module):
         super().__init__()
         self.register_buffer("h", torch.zeros(3))
         self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.register_buffer("conjugated", torch.ones(2, dtype=torch.complex64).conj())
         self.cache: list[torch.Tensor] = []
         self.calls = 0
         self.layer = nn.Linear(3, 3)
@@ -25,13 +26,21 @@ class Streaming(nn.Module):
             self.h = self.layer(x) + self.h
         elif how == "list":
             self.cache.append(x)
+        elif how in ("shape", "type"):
+            self.h = torch.zeros(1, 3) if how == "shape" else torch.zeros(3, dtype=torch.int32)
         elif how == "number":
             self.calls += 1
         return x
 
 
 @pytest.mark.parametrize(
-    ("how", "places"), [("buffer", ["inner.h"]), ("list", ["inner.cache"]), ("number", ["inner.calls"]), ("", [])]
+    ("how", "places"),
+    [
+        *[(how, ["inner.h"]) for how in ("buffer", "shape", "type")],
+        ("list", ["inner.cache"]),
+        ("number", ["inner.calls"]),
+        ("", []),
+    ],
 )
 def test_the_place_that_changed_is_named(how, places):
     model = nn.Module()
