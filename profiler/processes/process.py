@@ -609,19 +609,23 @@ def explain(error: BaseException) -> Outcome:
     """Turn an error into its call's outcome, and print the traceback into the log."""
     if isinstance(error, Unsupported):
         return Outcome("unsupported", str(error))
-    if refusal := _cause(error, _NO_KERNEL):
-        return Outcome("unsupported", f"torch: {message(refusal)}")
-    out_of_memory = _cause(error, _OUT_OF_MEMORY, MemoryError)
+    # Cleaning up, such as ending a CUDA graph's recording, may raise another error that hides the one of memory.
+    out_of_memory = _cause(chain(error, hidden=True), _OUT_OF_MEMORY, MemoryError)
     if not isinstance(error, ModelError) or error.__cause__ is not None:
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
+    # A model that handles a refusal and then raises has an error of its own.
+    stated = [link for link in chain(error) if link is error or any(e.__cause__ is link for e in chain(error))]
+    if refusal := _cause(stated, _NO_KERNEL):
+        return Outcome("unsupported", f"torch: {message(refusal)}")
     text = str(error) if isinstance(error, ModelError) else sentence(out_of_memory or error)
     return Outcome("oom" if out_of_memory else "failed", text)
 
 
-def _cause(error: BaseException, pattern: re.Pattern[str], *types: type[BaseException]) -> BaseException | None:
-    """Find the error in the chain by its type, or by its text where libraries have no type for it."""
-    errors = chain(error, hidden=True)  # Cleaning up may raise another error, such as ending a CUDA graph's recording.
+def _cause(
+    errors: Iterable[BaseException], pattern: re.Pattern[str], *types: type[BaseException]
+) -> BaseException | None:
+    """Find an error by its type, or by its text where libraries have no type for it."""
     return next((e for e in errors if isinstance(e, types) or pattern.search(message(e))), None)
 
 

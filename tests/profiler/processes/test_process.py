@@ -69,6 +69,12 @@ def lacks_a_kernel(bits, report):
     import torch
     torch.nn.functional.avg_pool3d(torch.zeros(1, 1, 5, 2, 2, dtype=getattr(torch, bits)), (5, 1, 1))
 
+def fails_after_a_refusal(_, report):
+    try:
+        lacks_a_kernel("bfloat16", report)
+    except RuntimeError:
+        raise ValueError("label 7 is out of range")
+
 def prints(_, report):
     print("python-stdout")
     print("python-stderr", file=sys.stderr)
@@ -300,7 +306,8 @@ OUTCOMES: list[tuple[str, Any, str, str, str]] = [
     ("raises", "no\nluck", "failed", RAISED, "in raises"),
     ("model_error", "what is wrong", "failed", "what is wrong", ""),
     ("unsupported", "what is wrong", "unsupported", "what is wrong", ""),
-    ("lacks_a_kernel", "bfloat16", "unsupported", "torch: \"\\w+\" not implemented for 'BFloat16'", ""),
+    ("lacks_a_kernel", "bfloat16", "unsupported", "torch: \"\\w+\" not implemented for 'BFloat16'", "Traceback"),
+    ("fails_after_a_refusal", None, "failed", "ValueError: label 7 .*", "Traceback"),
     ("lacks_a_kernel", "bool", "failed", "NotImplementedError: .* not implemented for 'Bool'.*", "Traceback"),
     ("prints", None, "ok", "", "descriptor-1"),
     ("gets_signal", signal.SIGKILL, "crashed", "ended by SIGKILL in phase warm-up", ""),
