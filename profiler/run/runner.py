@@ -227,9 +227,8 @@ class Runner:
         quiet = self.environment.get("roofs_quiet", True) and measured.quiet
         self.environment |= {"roofs": widened({**measured.roofs, **roofs}), "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
-        results = self.run.results()
-        for case, earlier in [(task.case, results[id_]) for id_, task in self.tasks.items() if id_ in results]:
-            if self._is_rejected(case, earlier):
+        for case, earlier in self.run.ended(self.config.suite, self.plan, self.environment)[0]:
+            if self._reject_impossible(case, earlier):
                 self.display.ended(self.run.append(earlier))
 
     def first_takes(self) -> dict[str, Result]:
@@ -253,7 +252,7 @@ class Runner:
                 first = len(tasks) - len(runnable) + 1
                 after = [*(task.case for task in tasks[first:]), *later]
                 self.first_seconds += self.measure_each(tasks[:first], supervisor, done=done, later=after)
-                done, tasks = done + first, tasks[first:]
+                done, tasks = done + len(tasks[:first]), tasks[first:]
             self._measure_roofs(runnable)
             self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
             done += len(tasks)
@@ -319,7 +318,9 @@ class Runner:
             if not cases:
                 continue
             self.display.announce(f"confirming likely winners in further processes: {counted(len(cases), 'case')}")
-            seconds = self.measure_each(self._make_ready(cases, supervisor), supervisor)
+            tasks = self._make_ready(cases, supervisor)
+            self._measure_roofs(cases)
+            seconds = self.measure_each(tasks, supervisor)
             if not seconds:
                 break
             self.first_seconds += seconds
@@ -411,7 +412,7 @@ class Runner:
 
     def _record(self, task: Task, result: Result) -> None:
         """Append a result to the journal, unless it is a second take that is no better than the first."""
-        self._is_rejected(task.case, result)
+        self._reject_impossible(task.case, result)
         self.hopeless_cases += result.has(DISTURBED) and _HOPELESS <= _disturbance(result) < math.inf
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
@@ -424,8 +425,11 @@ class Runner:
             result = self.run.append(result)
         self.display.ended(result, counts)
 
-    def _is_rejected(self, case: Case, result: Result) -> bool:
-        """Fail a row that is far faster than the roofs allow, unless other work disturbed the roofs' measurement."""
+    def _reject_impossible(self, case: Case, result: Result) -> bool:
+        """Fail a row that is far faster than the roofs allow, and return whether it is.
+
+        Roofs whose measurement other work disturbed reject nothing.
+        """
         over = excess(case, result, self.environment.get("roofs") or {}) if result.status == "ok" else None
         if over is None or not over.is_impossible or not self.environment.get("roofs_quiet"):
             return False
