@@ -166,7 +166,8 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
 
 
 def _configure(library: Any, config: Any, request: BuildRequest) -> None:
-    configure(library, config, request.precision, types_of(request.onnx), request.level)
+    types = types_of(request.onnx) if request.precision in ("native", "int8") else frozenset()
+    configure(library, config, request.precision, types, request.level)
     own_memory = getattr(library.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
     if own_memory is not None:  # Without it TensorRT for RTX allocates while it runs: no CUDA graph could hold that.
         config.set_flag(own_memory)

@@ -42,7 +42,7 @@ def labels_in(word: str) -> int | None:
     if not is_function(word):
         with contextlib.suppress(Exception):  # Preparing the model reports faults.
             if Path(word).is_dir():
-                return len(_image_files(Path(word)))
+                return len(_image_files(Path(word))) or None
             with np.load(word) as file:
                 return len(file[LABELS]) if LABELS in file.files else 0
     return None
@@ -121,8 +121,9 @@ def _read(source: ModelSource, specs: Sequence[TensorSpec]) -> Items:
         from exporters.factories import seed
 
         module, _, name = word.partition(":")
+        make = getattr(importlib.import_module(module), name)
         seed()  # A DataLoader may shuffle, and a resumed run needs the same items.
-        return _stacked(source, getattr(importlib.import_module(module), name)(), specs)
+        return _stacked(source, make(), specs)
     if Path(word).is_dir():
         return _images(source, Path(word), specs)
     with zipfile.ZipFile(word) as file:

@@ -192,7 +192,8 @@ def check_options(options: Options) -> None:
 
 
 def _is_given(options: Options, option: str) -> bool:
-    return bool(getattr(options, "config" if option == "a job" else option[2:].replace("-", "_")))
+    value = getattr(options, "config" if option == "a job" else option[2:].replace("-", "_"))
+    return value not in (None, False, (), [])
 
 
 def open_job(options: Options) -> JobFile | ModelJob:
