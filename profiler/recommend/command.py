@@ -202,7 +202,7 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
             if not 0 < value < math.inf:
                 forms = "".join(f", or {prefix}=2" for prefix in by_prefix if prefix)
                 percent = FIGURES[by_prefix[""]].unit == "points"
-                number = "a percentage from 0 to 100 %, such as 0.5%" if percent else f"a number greater than 0{forms}"
+                number = "a percentage with its sign, from 0% to 100%" if percent else f"a number greater than 0{forms}"
                 raise ConfigError(f"{option}: '{word}' is no limit; give {number}")
             limits.append(Limit(by_prefix[percentile], value))
     return tuple(limits)

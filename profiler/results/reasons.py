@@ -21,7 +21,7 @@ COMPARATIVES = {
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
-    "accuracy_loss": "no accuracy loss was measured: it takes --data with labels, and scores of this one and the base",
+    "accuracy_loss": "no accuracy loss was measured: it takes --data with labels, and the base's row (--engine eager)",
 }
 
 

@@ -196,7 +196,7 @@ def test_recommend_holds_the_end_of_the_interval_against_the_limit(run, profiler
     assert not barred and "accuracy_loss_high" in loose["best"]
     for text in ("much", "0.5", "100%", "0%"):
         wrong = profiler("recommend", str(run), "--max-accuracy-loss", text, cwd=run)
-        assert wrong.returncode == 2 and "a percentage from 0 to 100 %" in wrong.stderr
+        assert wrong.returncode == 2 and "a percentage with its sign" in wrong.stderr
 
 
 def test_labels_decide_where_outputs_are_far_from_the_references(run, rows, profiler):
