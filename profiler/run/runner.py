@@ -227,9 +227,10 @@ class Runner:
         quiet = self.environment.get("roofs_quiet", True) and measured.quiet
         self.environment |= {"roofs": widened({**measured.roofs, **roofs}), "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
-        for case, earlier in self.run.ended(self.config.suite, self.plan, self.environment)[0]:
-            if self._reject_impossible(case, earlier):
-                self.display.ended(self.run.append(earlier))
+        results = self.run.results()
+        for case in self.run.ended_cases(self.plan):
+            if self._reject_impossible(case, results[case.id]):
+                self.display.ended(self.run.append(results[case.id]))
 
     def first_takes(self) -> dict[str, Result]:
         """Return the journal's rows that deserve a second take."""

@@ -325,6 +325,7 @@ def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path,
     Runner(folder, config, Target("cpu"), cases, cases, {}, display).measure(cases)
     assert (seen, display.told) == ([[case("a").id]], [case("a").id, case("a").id, case("b").id])
     assert [result.status for result in folder.results().values()] == ["failed", "ok"]
+    assert "floor_ms" not in folder.results()[case("a").id].figures, "a figure of the table, not of the journal"
 
 
 class Watched:
