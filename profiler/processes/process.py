@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
@@ -432,22 +432,8 @@ def run_all(
     `tick` is called a few times a second with the number of calls that have ended. The caller owns a running call once
     `adopt` returns an outcome for it.
     """
-    outcomes: dict[int, Outcome] = {}
-    with contextlib.closing(run_in_steps(calls, slots, outcomes, adopt)) as steps:
-        for done in steps:
-            tick(done)
-    return [outcomes[index] for index in sorted(outcomes)]
-
-
-def run_in_steps(
-    calls: Iterable[Call],
-    slots: int,
-    outcomes: dict[int, Outcome],
-    adopt: Callable[[int, Child], Outcome | None] = lambda number, child: None,
-) -> Generator[int]:
-    """Run the calls like `run_all`, a moment at each `next`; yield how many have ended. Close it to end all."""
     waiting, again = list(enumerate(calls)), set[int]()
-    children: dict[int, Child] = {}
+    children, outcomes = dict[int, Child](), dict[int, Outcome]()
     try:
         while waiting or children:
             while waiting and len(children) < slots:
@@ -461,10 +447,11 @@ def run_in_steps(
                 elif outcome is not None:
                     outcomes[index] = outcome
                     del children[index]
-            yield len(outcomes)
+            tick(len(outcomes))
     finally:
         for child in children.values():
             child.kill()
+    return [outcomes[index] for index in sorted(outcomes)]
 
 
 def end_below(root: int | None, spared: Collection[int] = ()) -> None:

@@ -31,7 +31,7 @@ from profiler.machine.target import Target, available_memory_mib, usable_cores
 from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, run_in_steps, run_one
+from profiler.processes.process import Call, run_all, run_one
 from profiler.results.cells import cells
 from profiler.results.choice import contenders
 from profiler.results.result import Result, log_name, result_of
@@ -175,21 +175,10 @@ class Runner:
         """Return whether another `seconds` of work would exceed the run's time."""
         return time.monotonic() + seconds > self.deadline
 
-    def prepare(
-        self, cases: Sequence[Case], holders: Holders, beside: Callable[[], object] = lambda: None
-    ) -> list[Task]:
-        """Prepare the cases' models; return a task for each. Raises ConfigError if a bare model cannot be loaded.
-
-        Calls `beside` a few times a second meanwhile.
-        """
-        config = self.config
-
-        def doing(step: str, done: int, total: int) -> None:
-            self.display.doing(step, done, total)
-            beside()
-
-        limits = self._uuid, self.deadline
-        prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, *limits)
+    def prepare(self, cases: Sequence[Case], holders: Holders) -> list[Task]:
+        """Prepare the cases' models; return a task for each. Raises ConfigError if a bare model cannot be loaded."""
+        config, limits = self.config, (self._uuid, self.deadline)
+        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, *limits)
         failures = [model.failures["model"] for model in prepared.values() if "model" in model.failures]
         if self.by_name and failures and not self.first_seconds and not self.is_over():
             raise ConfigError(str(failures[0].reason))
@@ -199,9 +188,9 @@ class Runner:
         self.tasks |= {task.case.id: task for task in tasks}
         return tasks
 
-    def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor, tasks: Sequence[Task] = ()) -> list[Task]:
-        """Prepare the cases unless their `tasks` are, and wait for a quiet machine."""
-        tasks = list(tasks) or self.prepare(cases, supervisor.holders)
+    def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor) -> list[Task]:
+        """Prepare the cases, and wait for a quiet machine."""
+        tasks = self.prepare(cases, supervisor.holders)
         supervisor.quiet.start()
         return tasks
 
@@ -244,12 +233,15 @@ class Runner:
         for number, wave in enumerate(waves):
             if self.is_over():
                 break
-            tasks = self._make_ready(wave, supervisor, ready)
+            later = [case for following in waves[number + 1 :] for case in following]
+            # The first wave's rows come soonest; then idle cores prepare and compile all that follows at once.
+            is_first, has_idle_cores = not number, _CORES_PER_BUILD > 1 and not math.isfinite(self.deadline)
+            tasks = ready or self._make_ready([*wave, *(later if has_idle_cores and not is_first else ())], supervisor)
+            tasks, ready = tasks[: len(wave)], tasks[len(wave) :]
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
-            ready = supervisor.build_ahead(tasks, *waves[number + 1 :])
-            later = [case for wave in waves[number + 1 :] for case in wave]
+            supervisor.build_ahead(tasks, ready)
             runnable = [task.case for task in tasks if failure(task.case, task.prepared) is None]
-            if not number:  # Show the first row before the roofs, which take seconds.
+            if is_first:  # Show the first row before the roofs, which take seconds.
                 first = len(tasks) - len(runnable) + 1
                 after = [*(task.case for task in tasks[first:]), *later]
                 self.first_seconds += self.measure_each(tasks[:first], supervisor, done=done, later=after)
@@ -487,51 +479,30 @@ class Supervisor:
     compiled: set[str] = field(default_factory=set)
     """Cases that were compiled ahead, even in vain."""
 
-    def build_ahead(self, tasks: Sequence[Task], *later: Sequence[Case]) -> list[Task]:
-        """Compile cases side by side if their engines share kernels. Ignores failures: measuring reports them.
+    def build_ahead(self, tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
+        """Compile cases side by side if their engines share kernels; idle cores compile `later` cases, too.
 
-        Idle cores compile cases of the `later` waves, too, and prepare the next wave. Return the tasks prepared so.
+        Ignores failures: measuring reports them.
         """
         first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
-        idle = self._idle_cores(len(first))
-        if idle:
-            room = max(0, min(idle // _CORES_PER_BUILD, _MOST_BUILDS - len(first)))
-            first |= {task.case.id: task for task in self._later(tasks, later)[:room]}
-        slots = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS, len(first)))
+        most = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS))
+        room = max(0, most - len(first)) if first else 0
+        first |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
+        slots = min(most, len(first) or 1)
         # Cases that compile nothing are measured first.
         seconds = sum(self.runner.estimate(t.case, self) for t in tasks if not ENGINES[t.case.engine].compiles)
         for id_, task in list(first.items()):
             seconds += self.runner.estimate(task.case, self) / slots
             if self.runner.is_over(seconds):
                 del first[id_]
-        ready: list[Task] = []
-        if len(first) > 1 or (idle and later):
+        if len(first) > 1:
             self.compiled |= first.keys()
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
-            outcomes: dict[int, Outcome] = {}
-            with contextlib.closing(run_in_steps(calls, slots, outcomes)) as steps:
-                if idle and later:
-                    ready = self.runner.prepare(later[0], self.holders, lambda: next(steps, None))
-                for done in steps:
-                    self.runner.display.doing("compiling", done, len(calls))
+            outcomes = run_all(calls, slots, lambda done: self.runner.display.doing("compiling", done, len(calls)))
             forget_choices()
-            built = ((id_, outcomes[number]) for number, id_ in enumerate(first))
+            built = zip(first, outcomes, strict=True)
             self.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
-        return ready
-
-    def _idle_cores(self, builds: int) -> int:
-        """Return the cores that these builds leave idle; 0 without builds, with few cores, or under --within."""
-        if not builds or _CORES_PER_BUILD == 1 or math.isfinite(self.runner.deadline):
-            return 0
-        return max(0, usable_cores() - builds * _CORES_PER_BUILD)
-
-    def _later(self, tasks: Sequence[Task], waves: Iterable[Iterable[Case]]) -> list[Task]:
-        """Return tasks that compile later cases of these tasks' models."""
-        models = {task.case.subject: task for task in tasks}
-        cases = [case for wave in waves for case in wave if case.subject in models]
-        later = [replace(models[case.subject], case=case) for case in cases]
-        return [task for task in later if self._compiles_ahead(task)]
 
     def _compiles_ahead(self, task: Task) -> bool:
         is_first = ENGINES[task.case.engine].shares_kernels and not task.case.replicate

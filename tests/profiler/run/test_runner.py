@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -343,23 +344,21 @@ def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
     return module.Supervisor(runner, watcher, quiet)
 
 
-def building(asked: list[str]) -> Callable[..., Generator[int]]:
-    """Stand for run_in_steps: note what is to be built, and fail it in two steps."""
+def building(asked: list[str]) -> Callable[..., list[Outcome]]:
+    """Stand for run_all: note what is to be built, and fail it."""
 
-    def run_in_steps(calls: list[Call], _: int, outcomes: dict[int, Outcome]) -> Generator[int]:
+    def run_all(calls: list[Call], slots: int, tick: Callable[[int], None]) -> list[Outcome]:
         asked.extend(call.argument.case.id for call in calls)
-        yield 0
-        outcomes |= {number: Outcome("failed", "it is not told here") for number in range(len(calls))}
-        yield len(calls)
+        return [Outcome("failed", "it is not told here")] * len(calls)
 
-    return run_in_steps
+    return run_all
 
 
 @pytest.mark.parametrize(("left", "built"), [(math.inf, 4), (30.0, 0), (75.0, 2), (140.0, 4)])
 def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(tmp_path, monkeypatch, alone, left, built):
     asked: list[str] = []
 
-    monkeypatch.setattr(module, "run_in_steps", building(asked))
+    monkeypatch.setattr(module, "run_all", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: 1)
     monkeypatch.setattr(module, "origin_of", lambda *_: None)
     measure = supervisor(tmp_path, None, alone)
@@ -371,36 +370,44 @@ def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(tmp_path, monk
     assert asked == [each.id for each in compiled[:built]]
 
 
-@pytest.mark.parametrize(
-    ("cores", "left", "built", "prepared"), [(2, math.inf, [], []), (8, 900.0, [], []), (8, math.inf, "fg", ["ort"])]
-)
-def test_idle_cores_compile_later_cases_and_prepare_the_next_wave(
-    tmp_path, monkeypatch, alone, cores, left, built, prepared
-):
-    asked, ready = list[str](), list[str]()
-    monkeypatch.setattr(module, "run_in_steps", building(asked))
+@pytest.mark.parametrize(("cores", "built"), [(2, "fg"), (6, "fgh"), (16, "fghi")])
+def test_idle_cores_compile_later_cases(tmp_path, monkeypatch, alone, cores, built):
+    asked = list[str]()
+    monkeypatch.setattr(module, "run_all", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
     monkeypatch.setattr(module, "_CORES_PER_BUILD", 2 if cores > 2 else 1)
     monkeypatch.setattr(module, "origin_of", lambda *_: None)
+    measure = supervisor(tmp_path, None, alone)
+    measure.runner.is_over = lambda seconds: False
+    measure.runner.estimate = lambda *_: 1.0
+    measure.runner.display = SimpleNamespace(doing=lambda *_: None)
+    first, *later = (Task(replace(case(name), engine="compiled"), Prepared(), Budget()) for name in "fghi")
+    measure.build_ahead([first], [Task(case("ort"), Prepared(), Budget()), *later])
+    assert asked == [case(name).id for name in built]
+    measure.build_ahead([Task(case("b"), Prepared(), Budget())], later)
+    assert asked == [case(name).id for name in built], "a wave that compiles nothing waits for no build"
 
-    def prepare(cases: list[Case], _: object, beside: Callable[[], object]) -> list[Task]:
-        ready.extend(each.variant for each in cases)
-        while beside() is not None:
-            pass
+
+@pytest.mark.parametrize(("cores", "left", "prepared"), [(1, math.inf, "abc"), (2, 900.0, "abc"), (2, math.inf, "ab")])
+def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatch, cores, left, prepared):
+    calls = list[list[str]]()
+    monkeypatch.setattr(module, "_CORES_PER_BUILD", cores)
+    monkeypatch.setattr(module, "failure", lambda *_: None)
+
+    def prepare(cases: Sequence[Case], holders: object) -> list[Task]:
+        calls.append([each.variant for each in cases])
         return [Task(each, Prepared(), Budget()) for each in cases]
 
-    measure = supervisor(tmp_path, None, alone)
-    measure.runner = SimpleNamespace(
-        **vars(measure.runner) | {"deadline": left, "prepare": prepare},
-        is_over=lambda seconds: False,
-        estimate=lambda *_: 1.0,
-        display=SimpleNamespace(doing=lambda *_: None),
-    )
-    first, second, third = (replace(case(name), engine="compiled") for name in "fgh")
-    later = [[case("ort")], [second, replace(third, source=ModelSource("vgg11"))]]
-    tasks = measure.build_ahead([Task(first, Prepared(), Budget())], *later)
-    assert asked == [case(name).id for name in built], "the first and the second, of the same model"
-    assert [task.case.variant for task in tasks] == ready == prepared
+    measured = list[str]()
+    runner: Any = SimpleNamespace(
+        is_over=lambda: False, deadline=left, first_seconds=0.0, prepare=prepare, _measure_roofs=lambda _: None,
+        measure_each=lambda tasks, *_, **__: float(measured.extend(task.case.variant for task in tasks) or 0.0),
+    )  # fmt: skip
+    runner._make_ready = partial(Runner._make_ready, runner)
+    watched: Any = SimpleNamespace(holders=None, quiet=SimpleNamespace(start=int), build_ahead=lambda *_: None)
+    Runner._measure_waves(runner, [[case("a")], [case("b")]], watched, [case("c")])
+    assert measured == ["a", "b", "c"]
+    assert [call[0] for call in calls] == list(prepared)
 
 
 FORGED = [None, 3, -1.0, "soon", [], {}, [3], {"host": "x"}, {"host": [None]}, {"x": [math.nan]}, (), object]
