@@ -181,11 +181,16 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     return model
 
 
-def hold(source: ModelSource, state_path: Path) -> None:
-    """Restore a model now for `restore`'s first call in every process forked from this one."""
+def hold(source: ModelSource, state_path: Path) -> bool:
+    """Restore a model now for `restore`'s first call in every process forked from this one.
+
+    Return whether one of its tensors or of its inputs has an image's or a video's axes.
+    """
     start = time.perf_counter()
     model = restore(source, state_path)
     _HELD[state_path] = model, time.perf_counter() - start
+    ranks = {t.dim() for t in (*model.parameters(), *model.buffers())} | {len(s.shape) for s in source.specs or ()}
+    return bool(ranks & {4, 5})
 
 
 def is_shared(state_path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from engines.base import Phase
 
-Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed", "waiting"]
+Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed", "waiting", "skipped"]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
 _SETTLES = {
     "unmeasured": "Measure them",
+    "skipped": "Measure them",
     "only-base": "Measure others",
     "open": "Narrow it",
     "one-process": "Measure it",
@@ -109,6 +110,8 @@ def settling(choice: Choice, folder: str) -> str | None:
             return f"{PROGRAM} engines"
         case Reason(code="unmeasured"):
             return resuming(Path(folder))
+        case Reason(code="skipped"):
+            return f"{resuming(Path(folder))} --all"
         case Reason(code="only-base"):
             is_busy = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_busy}"

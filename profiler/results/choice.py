@@ -5,8 +5,8 @@ and 8 bits need calibration data; a limit of the accuracy loss replaces both. A 
 25 % and not proven worse. Among ties within 5 % that no cell is proven to beat, the soonest start wins; among starts
 within a second, the most exact precision, and then the least memory.
 
-The best is no winner yet if only bases were measured, if most cells ran beside other work, if it has no interval, or if
-the intervals leave open whether the base is better.
+The best is no winner yet if only bases were measured, if rivals were skipped because of a cell that the limits exclude,
+if most cells ran beside other work, if it has no interval, or if the intervals leave open whether the base is better.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ _FAR = math.log(1.25)
 """Cells further apart never tie, however wide their intervals."""
 _NEAR_SECONDS = 1.0
 """Starts that differ by no more are alike."""
+_PLACE = ("batch_size", "setting", "machine")
+"""Columns that rivals share."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """Map the verdict of the best against a cell to that cell's code."""
 
@@ -211,8 +213,7 @@ def choose(
     best = min(unbeaten, key=preference)
     against_best = _against(fit, best, figure)
     beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_best, strict=True) if row is not best]
-    place = ("batch_size", "setting", "machine")
-    rivals = [loser for loser in beaten if all(loser.cell[key] == best[key] for key in place)]
+    rivals = [loser for loser in beaten if all(loser.cell[key] == best[key] for key in _PLACE)]
     runner_up = next(iter(rivals), None)
     return Choice(
         figure=figure,
@@ -229,6 +230,8 @@ def choose(
 def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
     """Return why the best of `cells` is no winner yet; `rivals` share its batch and setting."""
     measured = [cell for cell in cells if cell["status"] == "ok"]
+    if skipped := _skipped_rivals(best, cells):
+        return Reason("skipped", skipped, text=cell_name(best))
     waiting = sum(cell["status"] == "waiting" for cell in cells)
     if all(cell["is_base"] for cell in measured) and (waiting or not any(map(_was_tried, cells))):
         return Reason("only-base", waiting, text=cell_name(best))
@@ -247,6 +250,14 @@ def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str
     wide = (over_base.high or 1.0) > _OPEN * (over_base.low or 1.0)
     is_open = wide and over_base.code in ("better", "unclear")
     return replace(over_base, code="open", text=cell_name(best)) if is_open else None
+
+
+def _skipped_rivals(best: Row, cells: Sequence[Row]) -> int:
+    """Count the best's rivals that were skipped because of a faster cell of fewer bits, which the limits exclude."""
+    beside = [cell for cell in cells if all(cell[key] == best[key] for key in _PLACE)]
+    faster = [cell for cell in beside if (cell["latency_ms"] or math.inf) < best["latency_ms"]]
+    is_excluded = any(PRECISION_TABLE[c["precision"]].bits < PRECISION_TABLE[best["precision"]].bits for c in faster)
+    return sum(cell["status"] == "skipped" and cell["precision"] == "tf32" for cell in beside) if is_excluded else 0
 
 
 def _was_tried(cell: Row) -> bool:

@@ -137,6 +137,9 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "unknown": _unknown,
     "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
     "unmeasured": lambda reason: f"{numbers.counted(int(reason.value or 0), 'case')} did not fit into the time",
+    "skipped": lambda reason: (
+        f"{reason.text} leads, but {numbers.counted(int(reason.value or 0), 'rival')} was skipped"
+    ),
     "only-base": _only_base,
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by a factor that other work leaves unknown",

@@ -34,7 +34,7 @@ from profiler.options import Report
 from profiler.options import Run as Options
 from profiler.processes.forkserver import COMPILER, libraries
 from profiler.published.command import NOTHING, present
-from profiler.results.cells import cells
+from profiler.results.cells import FAULTS, cells
 from profiler.results.result import Result
 from profiler.results.row import flat_environment
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
@@ -60,7 +60,7 @@ _EXCLUDED: Mapping[str, tuple[Sequence[str], str]] = {
     ),
     "--ray": (("--threads", "--within", "--against", "--dry-run"), ""),
     "--against": (
-        ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--max-latency-ms"),
+        ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--all", "--max-latency-ms"),
         ": a gate repeats until it has a verdict",
     ),
 }
@@ -148,10 +148,10 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
 
 
 def exit_code(results: pl.DataFrame, config: Config, strict: bool) -> int:
-    """Return 1 if no planned row is ok or, if `strict`, one is neither ok, unsupported nor waiting; else 0."""
+    """Return 1 if no planned row is ok or, if `strict`, one failed; else 0."""
     planned = results.filter(pl.col("variant").is_in([entry.label for entry in config.engines] or [""]))
     statuses = set((results if config.layers else planned)["status"])
-    return int("ok" not in statuses or (strict and bool(statuses - {"ok", "unsupported", "waiting"})))
+    return int("ok" not in statuses or (strict and bool(statuses & {*FAULTS})))
 
 
 def preloaded(configs: Sequence[Config]) -> set[str]:
@@ -228,7 +228,7 @@ def _overrides(options: Options) -> dict[str, Any]:
     keys["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     needs = [PERCENTILE_NEEDS.get(int(number), 0) for number in _PERCENTILE.findall(" ".join(options.max_latency_ms))]
     keys["budget"] |= {"min_samples": max(needs)} if needs else {}
-    return {key: value for key, value in keys.items() if value}
+    return {key: value for key, value in keys.items() if value} | ({"skip_beaten": False} if options.all else {})
 
 
 def resolved(
@@ -321,7 +321,7 @@ def measure_cases(
     started = time.monotonic()
     begin(runner)
     cases, limits = runner.chosen, runner.config.largest_batch
-    missing = waiting(runner.run.results(), cases, retry)
+    missing = waiting(runner.run.results(), cases, retry, runner.config.skip_beaten)
     if damaged := runner.run.damaged:
         lost = f"Ignored {counted(damaged, 'damaged line')} of journal.jsonl; their cases will be measured again"
         console.print(Text(lost, style="yellow"), soft_wrap=True)
@@ -356,11 +356,16 @@ def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
         console.print(Text(f"no report: {sentence(error)}; {again}", style="yellow"), soft_wrap=True)
 
 
-def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -> list[Case]:
-    """Select the cases missing from the journal; with `retry`, also those not ok or worth a second take."""
+def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool, skips: bool = True) -> list[Case]:
+    """Select the cases missing from the journal; with `retry`, also those not ok or worth a second take.
+
+    Skipped cases wait unless the job still `skips` any.
+    """
 
     def is_done(result: Result | None) -> bool:
-        return result is not None and not (retry and (result.status != "ok" or retaken(result.warnings)))
+        if result is None or result.status == "skipped":
+            return result is not None and skips
+        return not (retry and (result.status != "ok" or retaken(result.warnings)))
 
     return [case for case in cases if not is_done(journal.get(case.id))]
 

@@ -148,6 +148,7 @@ class Stages:
                 elif len(names) == 1:
                     self.sources[name] = source = outcome.value.source
                     facts: dict[str, Any] = {"identity": source.identity, "labels": source.labels}
+                    facts["has_images"] = outcome.value.has_images
                     self.prepared[name] = Prepared(source.specs, outcome.value.state, **facts)
 
     def make(self) -> None:

@@ -18,7 +18,7 @@ from profiler.tables.numbers import counted, decimals, duration
 _REDRAW_SECONDS = 1.0
 _SILENT_SECONDS, _UNCHANGED_SECONDS = 5.0, 60.0
 """Silence after which a log gets a line, and before it repeats one."""
-_STYLES = {"ok": "green", "unsupported": "dim"}
+_STYLES = {"ok": "green", "unsupported": "dim", "skipped": "dim"}
 
 
 class Display(AbstractContextManager["Display", None]):

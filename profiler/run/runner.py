@@ -43,6 +43,7 @@ from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.search import next_trials
+from profiler.run.skipping import beaten, same_programs
 from profiler.run.summary import so_far
 from profiler.run.watch import DeviceLock, Quiet, Watcher, busy_share
 from profiler.tables.numbers import counted, duration
@@ -130,7 +131,8 @@ class Runner:
         with self.supervised() as supervisor:
             self.firsts = self.first_takes()
             # A profile takes its layers' names from graphs, which later waves would export.
-            is_sorted = (self.by_name or math.isfinite(self.deadline)) and not self.config.profile
+            is_sorted = self.by_name or self.config.skip_beaten or math.isfinite(self.deadline)
+            is_sorted &= not self.config.profile
             waves, late = in_waves(runnable) if is_sorted else ([runnable], [])
             if self.config.search:
                 self._measure_with_trials(waves, late, supervisor)
@@ -236,10 +238,15 @@ class Runner:
             later = [case for following in waves[number + 1 :] for case in following]
             # The first wave's rows come soonest; then idle cores prepare and compile all that follows at once.
             is_first, has_idle_cores = not number, _CORES_PER_BUILD > 1 and not math.isfinite(self.deadline)
-            tasks = ready or self._make_ready([*wave, *(later if has_idle_cores and not is_first else ())], supervisor)
-            tasks, ready = tasks[: len(wave)], tasks[len(wave) :]
+            if not ready:
+                cases = [*wave, *(later if has_idle_cores and not is_first else ())]
+                ready = self._skip(self._make_ready(cases, supervisor), same_programs)
+            now = {case.id for case in wave}
+            tasks, ready = ([t for t in ready if (t.case.id in now) == is_now] for is_now in (True, False))
+            tasks = self._skip(tasks, lambda tasks, plan: beaten(tasks, plan, self._merged()))
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
-            supervisor.build_ahead(tasks, ready)
+            likely = [task for task in ready if task.case.precision != "tf32" or not self.config.skip_beaten]
+            supervisor.build_ahead(tasks, likely)
             runnable = [task.case for task in tasks if failure(task.case, task.prepared) is None]
             if is_first:  # Show the first row before the roofs, which take seconds.
                 first = len(tasks) - len(runnable) + 1
@@ -249,6 +256,19 @@ class Runner:
             self._measure_roofs(runnable)
             self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
             done += len(tasks)
+
+    def _skip(
+        self, tasks: Sequence[Task], find: Callable[[Sequence[Task], Sequence[Case]], Mapping[str, str]]
+    ) -> list[Task]:
+        """Journal the cases that `find` gives reasons against, if the job skips any; return the other tasks."""
+        runnable = [task for task in tasks if failure(task.case, task.prepared) is None]
+        reasons = find(runnable, self.plan) if self.config.skip_beaten else {}
+        for id_, reason in reasons.items():
+            self.run.append(Result(id_, "skipped", [reason]))
+        if reasons:
+            why = "; ".join(dict.fromkeys(reasons.values()))
+            self.display.announce(f"skipping {counted(len(reasons), 'case')} (--all measures them): {why}")
+        return [task for task in tasks if task.case.id not in reasons]
 
     def _measure_with_trials(
         self, waves: Sequence[Sequence[Case]], late: Sequence[Case], supervisor: Supervisor
@@ -485,10 +505,10 @@ class Supervisor:
         Ignores failures: measuring reports them.
         """
         first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
-        most = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS))
-        room = max(0, most - len(first)) if first else 0
+        limit = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS))
+        room = max(0, limit - len(first)) if first else 0
         first |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
-        slots = min(most, len(first) or 1)
+        slots = min(limit, len(first) or 1)
         # Cases that compile nothing are measured first.
         seconds = sum(self.runner.estimate(t.case, self) for t in tasks if not ENGINES[t.case.engine].compiles)
         for id_, task in list(first.items()):

@@ -30,14 +30,14 @@ def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]
     `ended` has the ids of tried cases. Trials that take minutes to build wait until no others are left.
     """
     by_id = {case.id: case for case in plan}
-    tried = {_identity(case) for case in by_id.values() if case.id in ended}
+    tried = {identity(case) for case in by_id.values() if case.id in ended}
     trials = dict[Any, Case]()
     for _, choice in choices(cells):
         fastest = _fastest_of_engines(choice)
         for cell in fastest:
             if cell["latency_ms"] <= _REACH * fastest[0]["latency_ms"]:
                 for case in neighbours(by_id[cell["case_ids"][0]]):
-                    trials.setdefault(_identity(case), case)
+                    trials.setdefault(identity(case), case)
     new = [case for identity, case in trials.items() if identity not in tried]
     return [case for case in new if not builds_long(case)] or new
 
@@ -49,7 +49,7 @@ def neighbours(case: Case, cores: float | None = None) -> list[Case]:
     """
     cores = usable_cores() if cores is None else cores
     return [
-        _with(case, name, value)
+        with_option(case, name, value)
         for name, option in ENGINES[case.engine].options.declared().items()
         if option.search and case.device in option.devices
         for value in (option.default, *option.search)
@@ -86,12 +86,12 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
         if choice.winner is None:
             continue
         winner, slower = by_id[choice.winner["case_ids"][0]], []
-        reasons = {_identity(by_id[loser.cell["case_ids"][0]]): loser.reasons[0] for loser in choice.losers}
+        reasons = {identity(by_id[loser.cell["case_ids"][0]]): loser.reasons[0] for loser in choice.losers}
         for name, option in ENGINES[winner.engine].options.declared().items():
-            reason = reasons.get(_identity(_with(winner, name, option.default)))
+            reason = reasons.get(identity(with_option(winner, name, option.default)))
             if _options(winner)[name] != option.default and reason and reason.code == "worse" and reason.value:
                 slower.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
-        around = map(_identity, neighbours(winner))
+        around = map(identity, neighbours(winner))
         is_whole = all(key in reasons and reasons[key].code in _MEASURED for key in around)
         end = "no option makes a clear difference" if is_whole else "not all of its options were measured"
         end = f"slower without {listed(slower)}" if slower else end
@@ -105,7 +105,7 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
     return lines
 
 
-def _with(case: Case, name: str, value: object) -> Case:
+def with_option(case: Case, name: str, value: object) -> Case:
     options = {**case.options, name: value}
     return replace(case, variant=label(case.engine, options), options=options, replicate=0)
 
@@ -114,7 +114,7 @@ def _options(case: Case) -> dict[str, Any]:
     return asdict(ENGINES[case.engine].options(**case.options))
 
 
-def _identity(case: Case) -> tuple[object, ...]:
+def identity(case: Case) -> tuple[object, ...]:
     """Return a key that a configuration has whatever its variant's name."""
     axes = case.model, case.engine, case.pass_, case.precision, case.batch_size, case.setting
     return (*axes, *sorted((name, str(value)) for name, value in _options(case).items()))

@@ -53,6 +53,7 @@ _LARGEST = [
     *(figure("Largest batch", "largest", numbers.whole), field("peak_memory_mib")),
     *(figure("Too large", "refused", numbers.whole), prose("Why", "why")),
 ]
+_STYLES = {"unsupported": "yellow", "skipped": "dim"}
 _WIDE = 2.0
 """A range is called wide if its ends differ by more than this ratio."""
 
@@ -190,7 +191,7 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
         sizes = f"batch {', '.join(map(str, row['batch_size']))}"
         where = [*(", ".join(row[axis]) for axis in axes), sizes, counted(row["len"], "case")]
         where += [f"log: {row['log']}"] if row["log"] else []
-        label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
+        label = Text(f"  {row['status']}", style=_STYLES.get(row["status"], "red"))
         grid = Grid.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
         grid.add_row(label, Text(str(row["reason"])))
         grid.add_row(Text(), Text(" · ".join(where), style="dim"))

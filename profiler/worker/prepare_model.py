@@ -138,8 +138,8 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> HeldModel:
     torch.set_num_threads(1)
     with called_once(), described_gpus(), holding():
         source = identified(source)
-        model = HeldModel(source, cached_state(source, Cache(root)))
-        hold(source, model.state)
+        state = cached_state(source, Cache(root))
+        model = HeldModel(source, state, has_images=hold(source, state))
     if is_shared(model.state):
         print("nothing is forked from this process, whose model has tensors in shared memory", file=sys.stderr)
     elif _has_cuda():

@@ -30,6 +30,7 @@ class HeldModel:
 
     source: ModelSource
     state: Path
+    has_images: bool
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Prepared:
     identity: Identity | None = None
     labels: str = ""
     """Key of the labels of the user's data in the cache."""
+    has_images: bool = True
+    """False if no input, weight or buffer has an image's axes, so that NHWC changes nothing; True if unknown."""
 
     def reference(self, case: Case) -> Path | None:
         """Return the reference of the case's batch, or the largest batch's if that has none."""

@@ -401,6 +401,7 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     measured = list[str]()
     runner: Any = SimpleNamespace(
         is_over=lambda: False, deadline=left, first_seconds=0.0, prepare=prepare, _measure_roofs=lambda _: None,
+        config=SimpleNamespace(skip_beaten=False), _skip=lambda tasks, find: list(tasks),
         measure_each=lambda tasks, *_, **__: float(measured.extend(task.case.variant for task in tasks) or 0.0),
     )  # fmt: skip
     runner._make_ready = partial(Runner._make_ready, runner)

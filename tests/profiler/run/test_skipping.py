@@ -1,0 +1,80 @@
+"""Which cases a run skips: a second name for a program, and TF32 that cannot win."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import handmade
+import polars as pl
+import pytest
+
+from exporters.source import ModelSource
+from profiler import load
+from profiler.job.case import Budget, Case
+from profiler.results.cells import cells
+from profiler.run.skipping import beaten, same_programs
+from profiler.worker.task import Prepared, Task
+
+EAGER = Case("net", "eager", "eager", "inference", "fp32", 1, "cuda", 0, ModelSource("net"))
+TUNED = replace(EAGER, variant="eager-tuned", options={"channels_last": True})
+COMPILED = replace(EAGER, engine="compiled", variant="compiled", precision="tf32")
+ORT = replace(EAGER, engine="ort", variant="ort", precision="tf32")
+
+
+def tasks(*cases: Case, has_images: bool = False) -> list[Task]:
+    return [Task(case, Prepared(has_images=has_images), Budget()) for case in cases]
+
+
+def test_nhwc_of_a_model_without_images_is_its_plain_program():
+    plan = [EAGER, TUNED]
+    assert same_programs(tasks(*plan), plan) == {TUNED.id: "the same program as eager: no input or weight is an image"}
+    assert not same_programs(tasks(*plan, has_images=True), plan)
+    with_graph = replace(TUNED, options={"channels_last": True, "cuda_graph": True})
+    assert not same_programs(tasks(EAGER, with_graph), [EAGER, with_graph]), "a CUDA graph is another program"
+    assert not same_programs(tasks(TUNED), [replace(EAGER, unsupported="no"), TUNED])
+
+
+def measured(ms: float = 1.0, precision: str = "fp16", error: float = 1e-3, base_ms: float = 4.0) -> pl.DataFrame:
+    rows = [
+        handmade.row("eager", ms=base_ms, device="cuda"),
+        handmade.row("compiled", precision, ms=ms, rel_l2_error_high=error, device="cuda"),
+    ]
+    return cells(handmade.frame(rows))
+
+
+@pytest.mark.parametrize(
+    ("so_far", "skips"),
+    [
+        (measured(), True),
+        (measured(ms=3.0), False),
+        (measured(error=2e-2), False),
+        (measured(precision="fp32"), False),
+    ],
+)
+def test_tf32_is_skipped_where_fewer_bits_win_clearly(so_far, skips):
+    plan = [COMPILED, ORT, replace(ORT, batch_size=16), replace(ORT, precision="fp32")]
+    why = "compiled fp16 is clearly faster, within the error limit"
+    assert beaten(tasks(*plan), plan, so_far) == ({ORT.id: why} if skips else {})
+
+
+def test_tf32_is_measured_if_the_winner_has_none():
+    assert not beaten(tasks(ORT), [ORT, replace(COMPILED, unsupported="it has no tf32")], measured())
+
+
+@pytest.mark.slow
+def test_a_run_journals_what_it_skips_and_all_measures_it(tmp_path, profiler):
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef make():\n    return nn.Linear(8, 8)\n")
+    given = ["net:make", "--input", "8", "--batch", "1", "--precision", "fp32", "--engine", "eager,eager-tuned"]
+    done = profiler(*given, "--device", "cpu", "--seconds", "0.05", "--no-report", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(--all measures them)" in done.stdout
+    (run,) = tmp_path.glob("results/*")
+
+    def statuses() -> dict[str, str]:
+        return dict(load(str(run))[0].filter(replicate=0).select("variant", "status").collect().iter_rows())
+
+    assert statuses() == {"eager": "ok", "eager-tuned": "skipped"}
+    again = profiler("--resume", str(run), "--no-report", cwd=tmp_path)
+    assert "0 of" in again.stdout and statuses()["eager-tuned"] == "skipped", again.stdout + again.stderr
+    profiler("--resume", str(run), "--all", "--no-report", cwd=tmp_path)
+    assert set(statuses().values()) == {"ok"}
