@@ -340,9 +340,10 @@ def _run(
     except Exception:  # The first run suffices.
         traceback.print_exc()
     # A graph remembers no call, and a graph of trees may give equal outputs for all inputs.
-    are_alike = all(map(np.array_equal, inputs, seeded_inputs(specs, batch, first=batch)))
-    compared = [outputs, *_of_drawn_inputs(session, specs, batch)] if are_alike and len(runs) > 1 else runs
-    repeats = source.own_graph is None and _repeats(compared)
+    repeats = source.own_graph is None and _repeats(runs)
+    # Drawn here, since `inputs` may be the session's memory, which further runs have overwritten.
+    if repeats and all(map(np.array_equal, *(seeded_inputs(specs, batch, first=item) for item in (0, batch)))):
+        repeats = _repeats([outputs, *_of_drawn_inputs(session, specs, batch)])
     remembers = "the model returns its last outputs for other inputs" if repeats else ""
     return stacked(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
 

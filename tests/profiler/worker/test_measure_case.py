@@ -767,15 +767,17 @@ def test_as_many_items_as_time_allows():
     assert (affordable_runs(8, 0.1, 1000, 5), affordable_runs(8, 0.1, 1000, 20)) == (1, 3)
 
 
-def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder):
+@pytest.mark.parametrize("runs", [2, 9])
+def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder, tmp_path, monkeypatch, runs):
+    monkeypatch.setattr(preparing, "affordable_runs", lambda *_: runs)
     model = source("Deaf")
-    made = prepare_model((model, folder / "cache"), QUIET)
+    made = prepare_model((model, tmp_path / "cache"), QUIET)
     assert made.state is not None
-    reference = Outputs.read(prepare_reference((model, made.state, 7, folder / "cache"), QUIET))
-    assert (reference.batch, reference.items) == (7, 63)
+    reference = Outputs.read(prepare_reference((model, made.state, 7, tmp_path / "cache"), QUIET))
+    assert (reference.batch, reference.items, reference.unsteady) == (7, 7 * runs, "")
     (rows,) = map(reference.rows, reference.arrays)
     with torch.no_grad():
-        whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 63)[0]))
+        whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 7 * runs)[0]))
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
 
 
