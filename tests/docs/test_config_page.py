@@ -1,4 +1,4 @@
-"""docs/config.md lists every key of a budget and every option of an engine."""
+"""docs/config.md lists every key of a budget and of conditions, and every option of an engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engines.catalog import ENGINES
-from profiler.job.case import Budget
+from profiler.job.case import KEYS, Budget
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "config.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "config.md").read_text()
 
 
 def rows(beginning: str) -> list[list[str]]:
@@ -32,3 +33,9 @@ def test_every_option_of_an_engine_is_listed():
         for engine in re.findall(r"`([\w-]+)`", engines)
     }
     assert listed == {name: set(engine.options.declared()) for name, engine in ENGINES.items()}
+
+
+def test_every_key_of_conditions_is_listed():
+    (keys,) = re.findall(r"use the same keys: (.*?)\. A key's", PAGE, re.DOTALL)
+    assert sorted(re.findall(r"`(\w+)`", keys)) == sorted(KEYS)
+    assert f"Keys: {', '.join(KEYS)}; " in (ROOT / "bench.yaml").read_text().replace("\n# ", " ")
