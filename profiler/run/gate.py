@@ -197,11 +197,11 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, dead
         begin(runner)
     with new.supervised() as of_new:
         of_old = Supervisor(old, of_new.watcher, of_new.quiet, of_new.holders)
-        new.prepare([cell.new for cell in cells], of_new.holders)
-        try:
+        try:  # First: a mistake in its name should show at once.
             old.prepare([cell.old for cell in cells], of_new.holders)
         except ConfigError as error:
             raise ConfigError(f"--against {against}: {error}") from None
+        new.prepare([cell.new for cell in cells], of_new.holders)
         of_new.holders.give_up()  # All forks of a holder would share its memory layout.
         for number in count():
             waiting = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]

@@ -157,3 +157,10 @@ def test_what_does_not_run_any_more_fails(tmp_path, profiler):
     done = profiler("net:broken", "--against", "net:make", "--input", "256", "--within", "9s", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no weights" in done.stdout
+
+
+def test_a_model_that_the_old_side_lacks_is_told_before_the_new_one_is_prepared(tmp_path, profiler):
+    (tmp_path / "net.py").write_text(NET.format(2))
+    done = profiler("net:make", "--against", "net:nope", "--input", "256", cwd=tmp_path)
+    assert done.returncode == 2 and "--against net:nope: model 'net.nope': net has no 'nope'" in done.stderr
+    assert "preparing" not in done.stdout
