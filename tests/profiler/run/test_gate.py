@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
@@ -164,3 +167,17 @@ def test_a_model_that_the_old_side_lacks_is_told_before_the_new_one_is_prepared(
     done = profiler("net:make", "--against", "net:nope", "--input", "256", cwd=tmp_path)
     assert done.returncode == 2 and "--against net:nope: model 'net.nope': net has no 'nope'" in done.stderr
     assert "preparing" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "words"), [(None, []), ("eager,ort", ["--engine", "eager,ort"])])
+def test_the_action_names_an_engine_only_if_asked(tmp_path, engine, words):
+    action = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text())
+    step, inputs = action["runs"]["steps"][1], {name: row.get("default") for name, row in action["inputs"].items()}
+    inputs |= {"model": "job.yaml"} | ({"engine": engine} if engine else {})
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    given = {key: inputs[key.lower()] for key in step["env"]} | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", step["run"]], env=given, capture_output=True, text=True, check=True)
+    before = ["-m", "profiler", "job.yaml", "--against", "git:origin/main"]
+    assert done.stdout.splitlines() == [*before, *words, "--limit", "5%", "--within", "3m", "--junit", "latency.xml"]
