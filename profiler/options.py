@@ -96,7 +96,9 @@ class Run:
     retry: bool = _flag("--retry", "With --resume: also repeat cases that are not ok, or that other work disturbed")
     trust_code: bool = _trust_code()
     all: bool = _flag("--all", "Measure cases, too, that run another's program or that faster ones have beaten clearly")
-    strict: bool = _flag("--strict", "Exit with 1 if any case failed, not only if all did")
+    strict: bool = _flag(
+        "--strict", "Exit with 1 if any case failed, not only if all did; with --against, with 4 without a verdict"
+    )
     profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")
     no_report: bool = _flag("--no-report", "Write no report.html, which takes some seconds")
     wait_for_idle: float | None = _option(
@@ -106,7 +108,7 @@ class Run:
     within: str | None = _option("Measure as much as fits into this time, such as 90s or 3m", metavar="TIME")
     against: str | None = _option(
         "Another model or job, or git:REVISION for an earlier version of this one: measure both in turn until it is "
-        "clear whether this one is slower; exit code 1 if so",
+        "clear whether this one is slower; exit code 1 if so. Their outputs are not compared",
         metavar="OLD",
     )
     ray: str | None = _option("Measure on all devices of a Ray cluster: local, auto or its address", metavar="ADDRESS")

@@ -174,6 +174,8 @@ def execute(options: Options, console: Console) -> int:
         console.print(Text(f"No verdict yet on some cells: repeat the command with {option}"), soft_wrap=True)
     if interrupted:
         return 130
+    if None in verdicts and True not in verdicts and not options.strict:
+        console.print("Cells without a verdict pass: the exit code is 0, with --strict 4")
     return _SLOWER if True in verdicts else _UNDECIDED if None in verdicts and options.strict else 0
 
 

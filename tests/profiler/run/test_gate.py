@@ -169,6 +169,15 @@ def test_a_model_that_the_old_side_lacks_is_told_before_the_new_one_is_prepared(
     assert "preparing" not in done.stdout
 
 
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["--strict"], 4)])
+def test_without_a_verdict_a_gate_passes_and_says_so_unless_strict(tmp_path, profiler, words, code):
+    bad = "class Bad(nn.Linear):\n    def forward(self, x):\n        raise ValueError('no weights')\n"
+    (tmp_path / "net.py").write_text(f"{NET.format(2)}\n\n{bad}\n\ndef broken():\n    return Bad(256, 256)\n")
+    done = profiler("net:make", "--against", "net:broken", "--input", "256", *words, cwd=tmp_path)
+    assert done.returncode == code and "the old side: failed" in done.stdout, done.stdout + done.stderr
+    assert ("Cells without a verdict pass: the exit code is 0" in done.stdout) == (not code)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "words"), [(None, []), ("eager,ort", ["--engine", "eager,ort"])])
 def test_the_action_names_an_engine_only_if_asked(tmp_path, engine, words):
