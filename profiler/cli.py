@@ -8,6 +8,7 @@ profiler; 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import signal
 import sys
@@ -73,7 +74,10 @@ def _command(options: type, function: str) -> Callable[..., None]:
         raise typer.Exit(code)
 
     hints, signature = get_type_hints(options), inspect.signature(options)
-    types = {field.name: Annotated[hints[field.name], field.metadata["typer"]] for field in fields(options)}
+    declared = {field.name: copy.copy(field.metadata["typer"]) for field in fields(options)}
+    for name in getattr(options, "refused", ()):  # Hidden, but parsed: the command says what to use instead.
+        declared[name].hidden = True
+    types = {name: Annotated[hints[name], option] for name, option in declared.items()}
     parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
     command.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__doc__ = options.__doc__

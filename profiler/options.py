@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from typer import Argument, Option
 
@@ -236,9 +236,14 @@ class Suites:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSuite(Run):
-    """Run a published benchmark, with the options of `run`, and print its tables with your figures."""
+    """Run a published benchmark, and print its tables with your figures."""
 
     config: Path = _argument("A suite's name, such as cnn-benchmarks", metavar="SUITE")
+    refused: ClassVar = (
+        *("batch", "shapes", "precision", "engine", "pass_", "inputs", "batch_axis", "data", "metric"),
+        *("max_accuracy_loss", "resume", "retry", "trust_code"),
+    )
+    """Options of `run` that no suite takes."""
 
 
 @dataclass(frozen=True, kw_only=True)

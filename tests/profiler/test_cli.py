@@ -23,9 +23,10 @@ from profiler import cli
 from profiler.compare import command
 from profiler.errors import ConfigError
 from profiler.job.config import config_of
-from profiler.options import Compare
+from profiler.options import Compare, RunSuite
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder, writing
+from profiler.run.model_job import _FLAGS
 from profiler.tables.writers import console
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,17 @@ def test_what_is_given_arrives_under_its_name(given):
     options, plain = given
     assert (list(plain.runs), list(plain.only), plain.format, plain.top) == (["one"], [], "text", 40)
     assert options == Compare(runs=["one", "two"], only=["model=a", "pass=b"], format="md", top=3)
+
+
+def test_the_help_of_a_suite_lists_no_option_that_it_refuses():
+    listed = CliRunner().invoke(cli.app, ["suites", "run", "--help"]).stdout
+    assert "--only" in listed and {name for name, _ in _FLAGS.values()} <= {*RunSuite.refused}
+    for name in RunSuite.refused:
+        flag = {"pass_": "--pass", "inputs": "--input"}.get(name, f"--{name.replace('_', '-')}")
+        value = {"retry": (), "trust_code": (), "max_accuracy_loss": ("1%",)}.get(name, ("1",))
+        assert f" {flag} " not in listed
+        with pytest.raises(ConfigError):
+            CliRunner().invoke(cli.app, ["suites", "run", "gpu-study", flag, *value], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("columns", "width"), [("200", 200), ("60", 60), ("", 120)])
