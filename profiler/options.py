@@ -82,7 +82,7 @@ class Run:
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _only()
     threads: int | None = _option("Run on this many cores, with a thread each", min=1, metavar="N")
-    quick: bool = _flag("--quick", "A fraction of the sampling time: rough figures, soon")
+    quick: bool = _flag("--quick", "Sample for 0.3 s a case: rough figures, soon; --seconds overrides that")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     max_latency_ms: list[str] = _several(
         "Limit of the deployed model's latency: 2 (the median) or p99=2, which also takes enough samples"

@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from matrix_product import write_product, write_text
 from runs import Finished, Profiler, finish, on_console, until
 
 from profiler.job import plan
+from profiler.job.case import QUICK
 from profiler.job.config import LargestBatch, load_config
 from profiler.machine.nvml import visible_gpus
 from profiler.machine.target import has_bf16
@@ -583,6 +584,8 @@ def test_a_limit_of_a_percentile_takes_the_samples_that_it_needs():
 def test_seconds_that_are_given_win_over_quicks():
     found = [command._overrides(Options(config=Path("net"), quick=True, seconds=s))["budget"] for s in (9.0, None)]
     assert found == [{"seconds": 9.0, "min_samples": 3}, {"seconds": 0.3, "min_samples": 3}]
+    (said,) = [field.metadata["typer"].help for field in fields(Options) if field.name == "quick"]
+    assert f"{QUICK['seconds']} s" in said and "--seconds overrides" in said
 
 
 def test_a_report_that_fails_is_one_line_that_says_how_to_try_again():
