@@ -184,7 +184,7 @@ class Recommend:
         "Maximum loss of accuracy on the runs' data, in percentage points such as 0.5%: the end of its interval"
     )
     allow_uncalibrated: bool = _flag(
-        "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
+        "--allow-uncalibrated", "Choose from int8 and fp8 without your data too; so does --max-error"
     )
     objective: str = _option("latency, throughput, memory, energy or cost", default="latency")
     format: str = _option("text or json", default="text")

@@ -103,10 +103,9 @@ class Case:
         """True if 8-bit ranges come from the user's data or a quantized file; None for other precisions."""
         if self.precision not in EIGHT_BITS:
             return None
-        engine = ENGINES[self.engine]
+        engine, source = ENGINES[self.engine], self.source
         if engine.needs == "torch" or engine.int8_graph == "int8-dynamic":  # Every call derives its ranges.
-            return False
-        source = self.source
+            return source.data is not None
         return source.calibration is not None or source.data is not None or "int8" in source.graphs
 
 

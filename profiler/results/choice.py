@@ -1,7 +1,7 @@
 """Choose among cells, by one rule for terminal, report and recommend.
 
 The best by the objective wins among the cells that meet every limit. By default inference has an error limit of 1e-2,
-and 8 bits need calibration data; a limit of the accuracy loss replaces both. A cell ties with the best if it is within
+and 8 bits need the user's data; a limit of the accuracy loss replaces both. A cell ties with the best if it is within
 25 % and not proven worse. Among ties within 5 % that no cell is proven to beat, the soonest start wins; among starts
 within a second, the most exact precision, and then the least memory.
 

@@ -135,7 +135,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "within": _limited,
     "too-wide": _too_wide,
     "unknown": _unknown,
-    "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
+    "uncalibrated": lambda reason: "8 bits measured without your data: give --data, or admit with --allow-uncalibrated",
     "unmeasured": lambda reason: f"{numbers.counted(int(reason.value or 0), 'case')} did not fit into the time",
     "skipped": lambda reason: (
         f"{reason.text} leads, but {numbers.counted(int(reason.value or 0), 'rival')} was skipped"

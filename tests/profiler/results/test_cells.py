@@ -250,7 +250,7 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(rows, ends, why):
          "p99 needs 662 samples, has 100: --seconds 6 takes them"),
         (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
         (Reason("over", value=0.01036, limit=1e-2, figure="error"), "error bound 1.04e-2, over the limit of 1.0e-2"),
-        (Reason("uncalibrated"), "8 bits without calibration data; admit it with --allow-uncalibrated"),
+        (Reason("uncalibrated"), "8 bits measured without your data: give --data, or admit with --allow-uncalibrated"),
         (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
     ],
 )  # fmt: skip
