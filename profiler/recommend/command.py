@@ -28,7 +28,7 @@ from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, cells_of, decide
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.cells import Row
-from profiler.results.choice import ENOUGH, HIGHER, TIES, Choice, Limit, Loser
+from profiler.results.choice import ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
@@ -352,23 +352,32 @@ def _compared(choice: Choice) -> str:
 
 
 def kept_out(choice: Choice) -> str:
-    """Name the best candidate barred by its error alone, and the option that admits it; else empty."""
+    """Name the best candidate barred by its error alone, and the option that admits it; else empty.
+
+    Names no candidate whose accuracy loss is surely above explain's default limit.
+    """
     if choice.winner is None:
         return ""
     for loser in choice.losers:
         cell, codes = loser.cell, {(reason.code, reason.figure) for reason in loser.reasons}
-        if codes == {("over", "error")} and _is_better(cell, choice.winner, choice.figure):
+        is_lossy = (cell["accuracy_loss_low"] or 0.0) > MAX_ERROR
+        if codes == {("over", "error")} and not is_lossy and _is_better(cell, choice.winner, choice.figure):
             digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
-            figure = amount(choice.figure, *_ends(cell, choice.figure))
-            allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
+            figures = [amount(choice.figure, *_ends(cell, choice.figure)), *_accuracy(cell)]
+            option = f"--max-error {math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
+            # A limit of the loss replaces only the default limit of the error.
+            if cell["accuracy_loss"] is not None and choice.limits[-1] == Limit("error", MAX_ERROR):
+                option = f"--max-accuracy-loss {max(math.ceil(1000 * cell['accuracy_loss_high']) / 10, 0.1):g}%"
             place = f" (largest in {cell['worst']})" if cell["worst"] else ""
             why = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
-            if cell["accuracy_loss"] is not None:
-                loss = f"accuracy loss {amount('accuracy_loss', *_ends(cell, 'accuracy_loss'))}"
-                admitted = max(math.ceil(1000 * cell["accuracy_loss_high"]) / 10, 0.1)
-                return f"{why}: {cell['name']}, {figure}, {loss}; --max-accuracy-loss {admitted:g}% admits it"
-            return f"{why}: {cell['name']}, {figure}; --max-error {allowed} admits it"
+            return f"{why}: {cell['name']}, {', '.join(figures)}; {option} admits it"
     return ""
+
+
+def _accuracy(cell: Row) -> list[str]:
+    """Format the loss of accuracy; without the base's row the accuracy, and nothing without labels."""
+    names = [name for name in ("accuracy_loss", "accuracy") if cell[name] is not None][:1]
+    return [f"{noun(name)} {amount(name, *_ends(cell, name))}" for name in names]
 
 
 def _is_better(cell: Row, other: Row, figure: str) -> bool:
@@ -411,7 +420,8 @@ def _listed_names(cells: Sequence[Row]) -> str:
 
 
 def _why(loser: Loser) -> str:
-    return "; ".join(map(str, loser.reasons))
+    accuracy = _accuracy(loser.cell) if any(reason.figure == "error" for reason in loser.reasons) else []
+    return "; ".join([*map(str, loser.reasons), *accuracy])
 
 
 def _sections(choice: Choice) -> list[Section]:

@@ -8,7 +8,7 @@ import handmade
 import pytest
 
 from profiler.recommend.answer import Request, cells_of, decide
-from profiler.recommend.command import headline, kept_out, settling
+from profiler.recommend.command import _why, headline, kept_out, settling
 from profiler.results.cells import cells
 from profiler.results.choice import Choice, Limit, choose, contenders
 from profiler.run.summary import so_far
@@ -42,6 +42,38 @@ def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it
         "; --max-error 2e-2 admits it"
     )
     assert kept_out(chosen(2e-3)) == "", "it wins"
+
+
+def scored(loss: float | None, *limits: Limit) -> Choice:
+    """Choose where int8 is the fastest, with an error of 30 % and this loss of accuracy."""
+    rows = [handmade.row("eager", ms=10.0), handmade.row("ort", "bf16", 1.0, rel_l2_error=0.3, rel_l2_error_high=0.3)]
+    for row, lost in zip(rows, (0.0, loss), strict=True):
+        low, high = (None, None) if lost is None else (lost - 0.005, lost + 0.005)
+        ends = {"accuracy_loss": lost, "accuracy_loss_low": low, "accuracy_loss_high": high}
+        row |= ends | {"accuracy": 0.9 - (lost or 0.0), "accuracy_items": 500}
+    results, _ = handmade.run(*rows)
+    return decide(cells_of(results), Request("net", limits=limits))
+
+
+def test_a_configuration_that_surely_loses_accuracy_is_not_better_but_for_its_error():
+    choice = scored(0.3)
+    assert kept_out(choice) == ""
+    assert _why(choice.losers[-1]) == (
+        "error bound 3.0e-1, over the limit of 1.0e-2; accuracy loss 30.00 % (29.50 to 30.50)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "limits", "end"),
+    [
+        (0.002, [], "accuracy loss 0.20 % (-0.30 to 0.70); --max-accuracy-loss 0.7% admits it"),
+        (None, [], "accuracy 90.00 %; --max-error 3e-1 admits it"),
+        # The given limit of the error stays, whatever that of the loss.
+        (0.002, [0.05], "accuracy loss 0.20 % (-0.30 to 0.70); --max-error 3e-1 admits it"),
+    ],
+)
+def test_the_option_that_admits_a_configuration_is_that_of_the_limit_it_misses(loss, limits, end):
+    assert kept_out(scored(loss, *(Limit("error", limit) for limit in limits))).endswith(end)
 
 
 BASE, BUSY = handmade.row("eager", ms=2.0), ["disturbed: other work"]
