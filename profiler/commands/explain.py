@@ -27,7 +27,7 @@ from profiler.processes.forkserver import libraries
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_one
-from profiler.recommend.command import read_limits
+from profiler.recommend.command import check_scored, read_limits
 from profiler.results.cells import Row, cells
 from profiler.results.choice import MAX_ERROR, Limit
 from profiler.results.columns import LIMITED_BY
@@ -61,7 +61,9 @@ def execute(options: Options, console: Console) -> int:
         why = "TensorRT 8 chooses the types of layers itself, so it keeps none in float32; explain ort/fp16"
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
-    if met := _met(cell, read_limits(options)):
+    limits = read_limits(options)
+    check_scored(limits, cell["status"] != "ok" or cell["accuracy"] is not None)
+    if met := _met(cell, limits):
         option = LIMITED_BY[met.figure]
         text = f"{case.model}, {case.variant} {case.precision} costs no accuracy: {met}.\nA lower {option} explains it."
         console.print(Text(text), soft_wrap=True)

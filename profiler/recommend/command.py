@@ -178,6 +178,9 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
         raise ConfigError(f"--pass {pass_}{' and --only' * (only is not None)}: no row of these runs has it")
     if options.model is not None:
         check_choice(f"--model, {pass_}", options.model, models)
+        rows = rows.filter(model=options.model)
+    measured = rows.filter(status="ok")
+    check_scored(limits, measured.is_empty() or measured["accuracy"].is_not_null().any())
     common = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
     questions = []
     for model in [options.model] if options.model else models:
@@ -209,6 +212,13 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
                 raise ConfigError(f"{option}: '{word}' is no limit; give {number}")
             limits.append(Limit(by_prefix[percentile], value))
     return tuple(limits)
+
+
+def check_scored(limits: Sequence[Limit], is_scored: bool) -> None:
+    """Raise ConfigError for a limit of the accuracy loss if no row has an accuracy."""
+    if not is_scored and any(limit.figure == "accuracy_loss" for limit in limits):
+        needs = "needs --data with labels, in a job `data` of the model"
+        raise ConfigError(f"{LIMITED_BY['accuracy_loss']} {needs}: nothing was scored, so measure again with them")
 
 
 def _limit(text: str, unit: str) -> float:

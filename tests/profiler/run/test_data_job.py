@@ -221,6 +221,9 @@ def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, r
     words = ("nets:net", "--data", "bare.npz", "--max-accuracy-loss", "1%", "--dry-run", "--device", "cpu")
     refused = profiler(*words, cwd=run.parent.parent)
     assert refused.returncode == 2 and "--max-accuracy-loss needs --data with labels" in refused.stderr
+    for words in (("recommend", str(run)), ("explain", str(run), "--configuration", "ort/int8")):
+        refused = profiler(*words, "--model", "bare", "--max-accuracy-loss", "1%", cwd=run)
+        assert refused.returncode == 2 and "needs --data with labels" in refused.stderr
 
 
 def test_texts_of_tokens_and_a_mask_are_scored(run, rows):
