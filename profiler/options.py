@@ -105,7 +105,10 @@ class Run:
         "Wait up to this long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )
     search: bool = _flag("--search", "Go on from the best presets: try their engines' options, and confirm the winner")
-    within: str | None = _option("Measure as much as fits into this time, such as 90s or 3m", metavar="TIME")
+    within: str | None = _option(
+        "Measure what fits into this time, such as 90s or 3m; leave out cases whose estimate exceeds the time left",
+        metavar="TIME",
+    )
     against: str | None = _option(
         "Another model or job, or git:REVISION for an earlier version of this one: measure both in turn until it is "
         "clear whether this one is slower; exit code 1 if so. Their outputs are not compared",

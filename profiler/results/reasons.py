@@ -117,7 +117,7 @@ def _unknown(reason: Reason) -> str:
 
 
 def _only_base(reason: Reason) -> str:
-    waiting = f"; {numbers.counted(int(reason.value), 'other')} did not fit into the time" if reason.value else ""
+    waiting = f"; the run did not reach {numbers.counted(int(reason.value), 'other')}" if reason.value else ""
     return f"only the base, {reason.text}, was measured{waiting}"
 
 
@@ -136,7 +136,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "too-wide": _too_wide,
     "unknown": _unknown,
     "uncalibrated": lambda reason: "8 bits measured without your data: give --data, or admit with --allow-uncalibrated",
-    "unmeasured": lambda reason: f"{numbers.counted(int(reason.value or 0), 'case')} did not fit into the time",
+    "unmeasured": lambda reason: f"the run did not reach {numbers.counted(int(reason.value or 0), 'case')}",
     "skipped": lambda reason: (
         f"{reason.text} leads, but {numbers.counted(int(reason.value or 0), 'rival')} was skipped"
     ),

@@ -252,6 +252,10 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(rows, ends, why):
         (Reason("over", value=0.01036, limit=1e-2, figure="error"), "error bound 1.04e-2, over the limit of 1.0e-2"),
         (Reason("uncalibrated"), "8 bits measured without your data: give --data, or admit with --allow-uncalibrated"),
         (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
+        # Also after Ctrl-C, so the time is no reason.
+        (Reason("unmeasured", 2), "the run did not reach 2 cases"),
+        (Reason("only-base", 1, text="eager fp32"),
+         "only the base, eager fp32, was measured; the run did not reach 1 other"),
     ],
 )  # fmt: skip
 def test_a_reason_has_one_template(reason, words):
