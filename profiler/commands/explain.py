@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.catalog import ENGINES
-from engines.options import EIGHT_BITS, Device
+from engines.options import Device
 from exporters.cache import default_root
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import Budget, Case, file_name
@@ -47,7 +47,7 @@ from profiler.worker.task import Task, graph_of
 _SECONDS = 3600.0
 """Time limit of all graphs together, without building engines."""
 _FEW, _SPREAD = 2, 0.25
-"""The error is spread if more units, and a larger share of them, have to stay in float32."""
+"""The error is spread if more parts, and a larger share of them, have to stay in float32."""
 _FIELDS = [words("Node", "node"), words("Operator", "operator"), words("PyTorch module", "module")]
 
 
@@ -75,9 +75,7 @@ def execute(options: Options, console: Console) -> int:
         log = f" (log: {outcome.log})" if outcome.log else ""
         console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
         return 1
-    unit = "layer" if case.precision in EIGHT_BITS else "node"
-    base = None if cell["accuracy_loss"] is None else cell["accuracy"] + cell["accuracy_loss"]
-    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, unit, base)}\n"))
+    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, case.precision)}\n"))
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
@@ -142,24 +140,27 @@ def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console)
         return run_one(call, lambda child: display.doing(f"{case.model}: {child.progress or 'compare graphs'}"))
 
 
-def told(explained: Explained, unit: str, base: float | None = None) -> str:
-    """State in a sentence the gain and the cost of float32; `unit` is a node or a layer, `base` the base's accuracy."""
-    (nothing, everything, error_now), units = map(_error, explained.errors), counted(explained.units, unit)
+def told(explained: Explained, precision: str) -> str:
+    """State the error, accuracy and time of the graph, with some parts in float32, and with all of them."""
+    errors, parts = list(map(_error, explained.errors)), counted(explained.units, "part")
     if not explained.nodes:
         cause = "look at weights and constants of few bits, or at types that the runtime chooses"
-        return f"{nothing}; with all {units} in float32 {everything}, so their type is not the cause: {cause}"
-    before, after = (median(ms) or math.nan for ms in zip(*explained.rounds, strict=True))
-    ends = rounds_interval([math.log(first / second) for first, second in explained.rounds])
-    speed = relative(math.sqrt(ends.low * ends.high), ends.low, ends.high)
-    is_spread = explained.count > max(_FEW, _SPREAD * explained.units)
-    if explained.accuracies:
-        was, now = map(points, explained.accuracies)
-        against = "" if base is None else f" (base {points(base)})"
-        nothing, error_now = f"{nothing}, accuracy {was}{against}", f"{error_now}, accuracy {now}"
-    return (
-        f"{nothing}; with {explained.count} of {units} in float32 {error_now}, {speed}: {milliseconds(before)} → "
-        f"{milliseconds(after)}{'; the error is spread over the graph: fewer do not halve it' * is_spread}"
-    )
+        return f"{errors[0]}; with all {parts} in float32 {errors[2]}, so their type is not the cause: {cause}"
+    accuracies = [f", accuracy {points(share)}" for share in explained.accuracies] or [""] * len(errors)
+    times = [milliseconds(median(ms) or math.nan) for ms in zip(*explained.rounds, strict=True)]
+    before, after, whole = map("{}{}, {}".format, errors, accuracies, times)
+    speeds = f"{_speed(explained.rounds, 0)} against {precision}, {_speed(explained.rounds, 2)} against all in float32"
+    some = f"With {explained.count} of {parts} in float32: {after}; {speeds}"
+    lines = [before, some, f"With all in float32: {whole}"]
+    if explained.count > max(_FEW, _SPREAD * explained.units):
+        lines.append("The error is spread over the graph: fewer parts do not halve it")
+    return "\n".join(lines)
+
+
+def _speed(rounds: Sequence[Sequence[float]], other: int) -> str:
+    """Compare the graph with some parts in float32 with the other one of each round."""
+    ends = rounds_interval([math.log(ms[other] / ms[1]) for ms in rounds])
+    return relative(math.sqrt(ends.low * ends.high), ends.low, ends.high)
 
 
 def _error(value: float) -> str:

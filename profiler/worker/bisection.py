@@ -24,16 +24,16 @@ _SPREAD = 4
 class Explained:
     """The `nodes` of `count` of a graph's `units`, or none if no units help.
 
-    `errors` are those with nothing, everything and these in float32; `rounds` timed calls without and with them, in ms.
+    `errors` are those with nothing, these and everything in float32, and so are a round's calls, in ms.
     """
 
     nodes: tuple[Node, ...]
     count: int
     units: int
     errors: tuple[float, float, float]
-    rounds: tuple[tuple[float, float], ...] = ()
+    rounds: tuple[tuple[float, ...], ...] = ()
     accuracies: tuple[float, ...] = ()
-    """On the user's data, without and with these nodes in float32."""
+    """On the user's data, in the same order."""
 
 
 def bisect(feeders: Sequence[Units], measure: Callable[[Units], float]) -> tuple[Units, Errors]:

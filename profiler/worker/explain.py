@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -67,16 +67,17 @@ def explain(argument: tuple[Task, Path], report: Report) -> Explained:
 
     units, errors = bisect(mixed.feeders, measure)
     nothing, everything, *_ = (*errors.values(), math.inf)
-    result = Explained(mixed.nodes(units), len(units), len(mixed.units), (nothing, everything, errors[units]))
+    result = Explained(mixed.nodes(units), len(units), len(mixed.units), (nothing, errors[units], everything))
     if not units:
         return result
     mixed.write(units, path)
-    with opened(Units()) as before, opened(units) as after:
-        accuracies = _accuracies(task, before, after) if has_labels(task) else ()
-        return replace(result, rounds=_time_in_turn(before, after, clock, task), accuracies=accuracies)
+    with opened(Units()) as before, opened(units) as after, opened(Units(range(len(mixed.units)))) as whole:
+        sessions = before, after, whole
+        accuracies = _accuracies(task, sessions) if has_labels(task) else ()
+        return replace(result, rounds=_time_in_turn(sessions, clock, task), accuracies=accuracies)
 
 
-def _accuracies(task: Task, *sessions: Session) -> tuple[float, ...]:
+def _accuracies(task: Task, sessions: Sequence[Session]) -> tuple[float, ...]:
     """Return each session's mean score over the items that all could score in time."""
 
     def score(session: Session) -> list[float]:
@@ -105,11 +106,10 @@ def _error(session: Session, task: Task, reference: parity.Outputs) -> float:
     return max(error if math.isfinite(error) else math.inf for error in errors)
 
 
-def _time_in_turn(before: Session, after: Session, clock: Clock, task: Task) -> tuple[tuple[float, float], ...]:
-    slower = max(warm_up(session, clock, task.budget)[0] for session in (before, after))
-    calls, rounds = max(1, int(_ROUND_MS / slower)), list[tuple[float, float]]()
+def _time_in_turn(sessions: Sequence[Session], clock: Clock, task: Task) -> tuple[tuple[float, ...], ...]:
+    slowest = max(warm_up(session, clock, task.budget)[0] for session in sessions)
+    calls, rounds = max(1, int(_ROUND_MS / slowest)), list[tuple[float, ...]]()
     for _ in range(_ROUNDS):
-        samples = (clock.time_calls(session.run, calls)[clock.headline] for session in (before, after))
-        first, second = (median(ms) or math.nan for ms in samples)
-        rounds.append((first, second))
+        samples = (clock.time_calls(session.run, calls)[clock.headline] for session in sessions)
+        rounds.append(tuple(median(ms) or math.nan for ms in samples))
     return tuple(rounds)

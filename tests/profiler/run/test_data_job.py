@@ -258,6 +258,8 @@ def test_explain_scores_the_graph_before_and_after_unless_nothing_is_lost(run, p
     done = profiler(*words, "0.001%", cwd=run.parent.parent)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
-    before, after = map(float, re.findall(r"accuracy (\d+\.\d+) %", " ".join(done.stdout.split())))
+    before, after, whole = map(float, re.findall(r"accuracy (\d+\.\d+) %", " ".join(done.stdout.split())))
     row = pl.read_parquet(run / "results.parquet").filter(model="digits", variant="ort", precision="int8", replicate=0)
     assert before == pytest.approx(100 * row["accuracy"].item(), abs=0.01) and 80 < after < 100
+    base = pl.read_parquet(run / "results.parquet").filter(model="digits", variant="ort", precision="fp32", replicate=0)
+    assert whole == pytest.approx(100 * base["accuracy"].item(), abs=0.01)
