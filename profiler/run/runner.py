@@ -245,8 +245,7 @@ class Runner:
             tasks, ready = ([t for t in ready if (t.case.id in now) == is_now] for is_now in (True, False))
             tasks = self._skip(tasks, lambda tasks, plan: beaten(tasks, plan, self._merged()))
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
-            likely = [task for task in ready if task.case.precision != "tf32" or not self.config.skip_beaten]
-            supervisor.build_ahead(tasks, likely)
+            supervisor.build_ahead(tasks, ready)
             runnable = [task.case for task in tasks if failure(task.case, task.prepared) is None]
             if is_first:  # Show the first row before the roofs, which take seconds.
                 first = len(tasks) - len(runnable) + 1
