@@ -226,6 +226,12 @@ class Session(Protocol):
     def outputs(self) -> list[Array]:
         """Copy the last outputs to the host, floats as float32; in training only the loss or the first output."""
 
+    def output_names(self) -> list[str]:
+        """Name `outputs` in their order; called after an iteration."""
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        """Copy `inputs`, in the order and shapes of `Job.inputs`, to where later runs read them, recorded ones too."""
+
     def memory(self) -> Memory:
         """Return the engine's memory now."""
 
@@ -252,23 +258,7 @@ class Trainable(Session, Protocol):
 
 
 @runtime_checkable
-class Named(Session, Protocol):
-    """A session that knows its outputs' names."""
-
-    def output_names(self) -> list[str]:
-        """Name `outputs` in their order; called after an iteration."""
-
-
-@runtime_checkable
-class Feedable(Session, Protocol):
-    """A session that can take other inputs of the same shapes."""
-
-    def feed(self, inputs: Sequence[Array]) -> None:
-        """Copy `inputs`, in the order of `Job.inputs`, to where later runs read them, recorded ones too."""
-
-
-@runtime_checkable
-class Renewable(Feedable, Protocol):
+class Renewable(Session, Protocol):
     """A session that runs the model's Python code, which may remember outputs."""
 
     def renew(self, calls: int) -> None:

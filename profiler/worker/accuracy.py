@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engines.base import Array, Feedable, Named, Session, ignore
+from engines.base import Array, Session, ignore
 from exporters.calls import chosen
 from exporters.dataset import scored_count
 from exporters.inputs import TensorSpec, seeded_inputs, stored
@@ -39,15 +39,13 @@ def score_items(task: Task, session: Session, goes_on: Callable[[], bool]) -> li
     specs, batch, source = task.prepared.specs, task.case.batch_size, task.case.source
     labels = stored(task.prepared.labels)
     metric, total, scores = metric_of(source.metric, labels), scored_count(len(labels)), list[float]()
-    assert isinstance(session, Feedable), "an engine that takes a dataset takes other inputs"
     for first in range(0, total, batch):
         if not goes_on():
             break
         session.feed(seeded_inputs(specs, batch, first=first))
         session.run(ignore)
         run = session.outputs()
-        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(run))]
-        outputs = Outputs.of_runs(names, [run], batch, axes=(*axes_of(specs), 0))
+        outputs = Outputs.of_runs(session.output_names(), [run], batch, axes=(*axes_of(specs), 0))
         scores += _scores(source, metric, outputs, labels[first : min(first + batch, total)]).tolist()
     return scores
 

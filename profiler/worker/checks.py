@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
+from engines.base import Array, Proof, Session, Trainable, Warning, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from exporters.errors import sentence
@@ -128,7 +128,7 @@ def _check_outputs(
         _note_unsteady(session, outputs, reference.unsteady, result)
         return
     result.drawn = ", ".join(drawn_inputs(model.specs)) or None
-    names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
+    names = session.output_names()
     runs = [[array.copy() for array in outputs]]  # The next run may overwrite them.
     pairs, problems = pairs_of(task, names, runs, reference)
     drawn, wrong = how_drawn(case.source, model.specs), math.inf if has_labels(task) else WRONG
@@ -137,7 +137,7 @@ def _check_outputs(
     def goes_on(items: int) -> bool:
         return bool(allowance and items < reference.items and allowance.allows(items, perf_counter() - start))
 
-    if not problems and not isinstance(finding, str) and isinstance(session, Feedable):
+    if not problems and not isinstance(finding, str):
         try:
             runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on)
         except Exception as error:

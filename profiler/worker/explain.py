@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 import engines
-from engines.base import Feedable, Named, Session, Unsupported, ignore
+from engines.base import Session, Unsupported, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
 from exporters.mixed import MixedGraph
@@ -93,11 +93,9 @@ def _error(session: Session, task: Task, reference: parity.Outputs) -> float:
     """Return the largest error of outputs or hidden channels over the reference's items; infinity beside NaN."""
     session.run(ignore)
     runs = [[array.copy() for array in session.outputs()]]
-    names = session.output_names() if isinstance(session, Named) else list(reference.arrays)
-    if isinstance(session, Feedable):
-        items, batch = reference.items, task.case.batch_size
-        runs += parity.further_runs(session, task.prepared.specs, batch, runs[0], lambda number: number < items)
-    pairs, problems = checks.pairs_of(task, names, runs, reference)
+    items, batch = reference.items, task.case.batch_size
+    runs += parity.further_runs(session, task.prepared.specs, batch, runs[0], lambda number: number < items)
+    pairs, problems = checks.pairs_of(task, session.output_names(), runs, reference)
     if not pairs:
         raise Unsupported(f"nothing can be compared: {'; '.join(problems)}")
     differences = list(map(parity.compare, pairs))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, Named, Phase, Renewable, Session, Warning, ignore
+from engines.base import Array, Job, Phase, Renewable, Session, Warning, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
 from engines.options import PRECISION_TABLE, Options, float_part
@@ -262,7 +262,7 @@ def _profile(session: Session, result: Result) -> None:
 
 def _moved(task: Task, job: Job[Options], session: Session, outputs: Sequence[Array]) -> int:
     """Return the bytes of the inputs and outputs that a call must read and write."""
-    names = [spec.name for spec in job.specs], session.output_names() if isinstance(session, Named) else []
+    names = [spec.name for spec in job.specs], session.output_names()
     pairs = (*zip(names[0], job.inputs, strict=False), *zip(names[1], outputs, strict=False))
     return _bytes(task.case, [array for name, array in pairs if name in task.prepared.cost.moved])
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.base import Array, Feedable, Warning, ignore
+from engines.base import Array, Session, Warning, ignore
 from engines.options import PRECISION_TABLE
 from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
@@ -134,7 +134,7 @@ def axes_of(specs: Sequence[TensorSpec]) -> list[int]:
 
 
 def further_runs(
-    session: Feedable,
+    session: Session,
     specs: Sequence[TensorSpec],
     batch: int,
     first: Sequence[Array],

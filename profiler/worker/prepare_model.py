@@ -24,7 +24,7 @@ from torch._dynamo import device_interface
 from torch.utils._pytree import tree_leaves
 
 import engines
-from engines.base import Array, BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
+from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.options import PLAIN, Training
 from engines.requirements import explain, fault
@@ -312,7 +312,7 @@ def _run(
         seconds = perf_counter() - start
         changed = changed_places(before, held_state(model))
         spoilt = not all(map(torch.equal, originals, getattr(session, "inputs", ())))
-        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
+        names = session.output_names()
         if not outputs:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
         chosen(source.outputs, names)
@@ -332,7 +332,6 @@ def _run(
         return stacked([outputs]), seconds, size
     if source.onnx is not None and (exact := _exact(source.onnx, specs, inputs, names, outputs)):
         return stacked([exact], maker="onnx-float64"), seconds, size
-    assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
     runs, items = [outputs], distinct_items(specs) or MOST_REFERENCE_ITEMS
     limit = batch * affordable_runs(batch, seconds, size, items)
     try:
@@ -367,7 +366,7 @@ def changed_places(before: Mapping[str, list[Any]], after: Mapping[str, list[Any
     return [place for place in {**before, **after} if before.get(place) != after.get(place)]
 
 
-def _of_drawn_inputs(session: Feedable, specs: Sequence[TensorSpec], batch: int) -> list[list[Array]]:
+def _of_drawn_inputs(session: Session, specs: Sequence[TensorSpec], batch: int) -> list[list[Array]]:
     """Run drawn inputs, since a factory's examples may be zeros; return the outputs, none if the model refuses them.
 
     A model may well ignore drawn whole numbers, such as tokens, so without floats nothing is run.
