@@ -26,8 +26,7 @@ from profiler.results.losses import telling_error
 from profiler.results.reasons import Reason
 from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, HOST_BOUND
-from profiler.stats.intervals import Verdict, margin, verdict
-from profiler.stats.paired import items_needed
+from profiler.stats.intervals import Verdict, items_needed, margin, verdict
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import is_busy
 

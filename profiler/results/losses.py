@@ -11,7 +11,7 @@ import polars as pl
 from profiler.results.cells import GROUP
 from profiler.results.columns import RESULTS
 from profiler.results.result import ends_of
-from profiler.stats.paired import mean_loss
+from profiler.stats.intervals import mean_loss
 
 _LOSS = ("accuracy_loss", *ends_of("accuracy_loss"))
 

@@ -1,6 +1,6 @@
-"""Make the 95 % intervals of figures, cells and ratios, and read verdicts off them.
+"""Make the 95 % intervals of figures, cells, ratios and losses, and read verdicts off them.
 
-docs/method.md states the rules. Answers read these intervals and make no others. All arithmetic is on logarithms.
+docs/method.md states the rules. Answers read these intervals and make no others. Only losses are not on logarithms.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _MOST_OF_OTHERS = 0.25
 """The low end is open from this share of other work: threads that wait for each other took 1,000 times as long."""
 _LEAST_ERROR = 0.1
 """Errors below this share of the largest count as this share of it."""
+_PSEUDO_ITEMS = 4
+"""Items added to a loss: half lose and half gain a whole score."""
 _FEWEST = 3
 """Fewest samples with an interval: autocorrelation is estimated badly from fewer."""
 
@@ -211,6 +213,39 @@ def upper_bound(errors: ArrayLike) -> float:
     n = logs.size
     reach = float(student(0.95, n - 1)) * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / n)
     return max(largest, math.exp(float(logs.mean()) + reach))
+
+
+def mean_loss(base: Floats, ours: Floats, error: float | None = None) -> tuple[float, Interval]:
+    """Return the mean of `base - ours`, scores of the same items in the same order, and its interval.
+
+    It is Student's for the mean difference, with the spread of the items and four pseudo-items, so that it has a width
+    even if all items agree, and covers rare large losses that few items show. After the adjusted intervals of Agresti
+    and Coull (American Statistician 52, 1998) and, for pairs, of Agresti and Min (Statistics in Medicine 24, 2005).
+
+    Assumes that a relative `error` e of the outputs costs at most 2e of the score: without losses the interval ends
+    there.
+    """
+    losses = base - ours
+    mean, items = float(losses.mean()), len(losses)
+    squares = float(np.square(losses - mean).sum()) + _pseudo_items(items, error)
+    reach = float(student(_LEVEL, items + _PSEUDO_ITEMS - 1)) * math.sqrt(squares) / items
+    return mean, Interval(max(mean - reach, -1.0), min(mean + reach, 1.0))
+
+
+def _pseudo_items(items: int, error: float | None) -> float:
+    return _PSEUDO_ITEMS if error is None else min(math.sqrt(_PSEUDO_ITEMS), items * error) ** 2
+
+
+def items_needed(items: int, loss: float, high: float, limit: float, error: float | None = None) -> int:
+    """Return about how many items bring the interval's end to the limit, for a loss below it, to two digits."""
+    deviation = ((high - loss) * items / float(student(_LEVEL, items + _PSEUDO_ITEMS - 1))) ** 2
+    variance, quantile = max(deviation - _pseudo_items(items, error), 0.0) / items, float(student(_LEVEL, 1e9))
+    # Solve quantile * sqrt(variance * n + _PSEUDO_ITEMS) / n = limit - loss for n.
+    room = (limit - loss) ** 2
+    linear = quantile**2 * variance
+    needed = math.ceil((linear + math.sqrt(linear**2 + 4 * _PSEUDO_ITEMS * quantile**2 * room)) / (2 * room))
+    unit = int(10 ** max(0, len(str(needed)) - 2))
+    return -(-needed // unit) * unit
 
 
 def holm(chances: ArrayLike, level: float = 0.025) -> list[bool]:
