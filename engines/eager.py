@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -315,7 +315,9 @@ def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[
     import torchao
     from torchao.quantization import quantize_
 
-    layers = [part for part in model.modules() if _is_linear(part)]
+    linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    # nn.MultiheadAttention's projection only lends its weights.
+    layers = [part for part in linear if not isinstance(part, NonDynamicallyQuantizableLinear)]
     chosen = _choose(layers, precision, device, infer)
     config = _config(precision, device)
     quantize_(model, config, lambda part, name: part in chosen and not is_traceable_wrapper_subclass(part.weight))
@@ -379,11 +381,6 @@ def _config(precision: str, device: Device) -> Any:
     if precision == "fp8":
         return Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
     return Int8DynamicActivationInt8WeightConfig(reduce_range=should_reduce_range(torch.device(device)))
-
-
-def _is_linear(part: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return True for linear layers except nn.MultiheadAttention's projection, which only lends its weights."""
-    return isinstance(part, nn.Linear) and not isinstance(part, NonDynamicallyQuantizableLinear)
 
 
 def _rows(layers: Iterable[nn.Module], infer: Callable[[], object]) -> dict[nn.Module, float]:

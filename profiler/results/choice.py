@@ -185,11 +185,12 @@ def choose(
     fit, barred = [loser.cell for loser in judged if not loser.reasons], [loser for loser in judged if loser.reasons]
     if not fit:
         measured = [row for row in rows if row["status"] == "ok" and row[figure] is not None]
-        nearest = min(
-            measured,
-            key=lambda row: (is_uncalibrated(row) and not allow_uncalibrated, _excess(row, limits)),
-            default=None,
-        )
+
+        def distance(row: Row) -> tuple[bool, float]:
+            excess = max((limit.excess(limit.measured(row)) for limit in limits), default=0.0)
+            return is_uncalibrated(row) and not allow_uncalibrated, excess
+
+        nearest = min(measured, key=distance, default=None)
         waiting = sum(row["status"] == "waiting" for row in rows)
         doubt = Reason("unmeasured", waiting) if waiting and not measured else None
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
@@ -315,10 +316,6 @@ def _barred(row: Row, figure: str, limits: Sequence[Limit], allow_uncalibrated: 
 def _distance(row: Row, best: Row, figure: str) -> float:
     """Return the distance of two figures on the log scale."""
     return abs(math.log(max(row[figure], 1e-300) / max(best[figure], 1e-300)))
-
-
-def _excess(row: Row, limits: Sequence[Limit]) -> float:
-    return max((limit.excess(limit.measured(row)) for limit in limits), default=0.0)
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:

@@ -102,16 +102,11 @@ def _is_signed(name: str) -> bool:
     return name in COLUMNS and COLUMNS[name].unit in _SIGNED
 
 
-def _annotation(name: str, dtype: pl.DataType, needed: bool) -> Any:
-    kind = _ANNOTATED.get(name) or _TYPES.get(dtype) or (float if _is_signed(name) else Positive)
-    return kind if needed else kind | None
-
-
 def _rows(schema: Schema, needed: tuple[str, ...]) -> TypeAdapter[Any]:
-    fields = {
-        f"f{number}": (_annotation(name, dtype, name in needed), Field(alias=name))
-        for number, (name, dtype) in enumerate(schema.items())
-    }
+    fields = {}
+    for number, (name, dtype) in enumerate(schema.items()):
+        kind = _ANNOTATED.get(name) or _TYPES.get(dtype) or (float if _is_signed(name) else Positive)
+        fields[f"f{number}"] = kind if name in needed else kind | None, Field(alias=name)
     row = create_model("Row", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)  # type: ignore[call-overload]
     return TypeAdapter(list[row])  # type: ignore[valid-type]
 
@@ -135,7 +130,9 @@ def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
         _TABLES[path.stem].validate_python(frame.to_dicts())
     except ValidationError as error:
         raise _refused(path, error) from None
-    return frame.with_columns(*(_printable(frame[name]) for name, dtype in frame.schema.items() if dtype == TEXT))
+    texts = [frame[name] for name, dtype in frame.schema.items() if dtype == TEXT]
+    unprintable = [column for column in texts if column.str.contains(_UNPRINTABLE).any()]
+    return frame.with_columns(pl.Series(c.name, list(map(printable, c)), pl.String) for c in unprintable)
 
 
 def is_try(row: Mapping[str, Any]) -> bool:
@@ -145,12 +142,6 @@ def is_try(row: Mapping[str, Any]) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _printable(texts: pl.Series) -> pl.Series:
-    if not texts.str.contains(_UNPRINTABLE).any():
-        return texts
-    return pl.Series(texts.name, list(map(printable, texts)), pl.String)
 
 
 def environment_of(path: Path, data: bytes) -> dict[str, Any]:
