@@ -35,6 +35,7 @@ WITH_POLARS = (
     *("profiler.report", "profiler.run", "profiler.cluster", "profiler.recommend", "profiler.commands", "benchmarks"),
 )
 """The rooms in which tables are made or read. What measures, and what plans or builds, does without polars."""
+TENSORRT = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"}
 MOST_LOOSE_FILES = 5
 FILES = sorted(
     path for package in ("exporters", "engines", "profiler", "benchmarks") for path in (ROOT / package).rglob("*.py")
@@ -144,8 +145,7 @@ def test_the_sources_import_no_tests():
 
 
 def test_tensorrt_and_its_drivers_are_imported_by_name_where_they_are_needed():
-    libraries = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"}
-    assert [module for module in MODULES if tops(module) & libraries] == []
+    assert [module for module in MODULES if tops(module) & TENSORRT] == []
 
 
 def test_polars_is_imported_where_tables_are_made_and_nowhere_else():
@@ -233,16 +233,7 @@ def loaded() -> dict[str, set[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cli", *PARENT])
 def test_the_parent_process_imports_no_framework(loaded, name):
-    frameworks = {
-        "torch",
-        "onnxruntime",
-        "tensorrt",
-        "tensorrt_rtx",
-        "tensorrt_rtx_bindings",
-        "openvino",
-        "onnx",
-    }
-    assert loaded[f"profiler.{name}"] & frameworks == set()
+    assert loaded[f"profiler.{name}"] & {"torch", "onnx", "onnxruntime", "openvino", *TENSORRT} == set()
 
 
 @pytest.mark.slow
