@@ -18,15 +18,8 @@ from profiler.machine import target as machine
 from profiler.options import Run
 from profiler.run.command import read_job
 
-TINY = """
-from torch import nn
-
-
-def good():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 10))
-"""
 JOB = """
-models: [{name: good, factory: "tiny:good", input: [3, 16, 16]}]
+models: [{name: good, factory: "small_factories:small", input: [3, 16, 16]}]
 engines: [eager]
 device: cpu
 batch_sizes: [1, 2]
@@ -73,8 +66,7 @@ def test_what_cannot_be_understood_is_an_error(workplace, text, message):
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
-    (tmp_path / "tiny.py").write_text(TINY)
+def workplace(tmp_path: Path, factories: Path) -> Path:
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
 
