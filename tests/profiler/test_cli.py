@@ -1,4 +1,4 @@
-"""The command line hands a command an object of its class, with every option that was given."""
+"""The command line gives a command every option, and starts and ends without tracebacks."""
 
 from __future__ import annotations
 
@@ -186,6 +186,10 @@ def test_an_interrupt_comes_again_where_it_would_be_dropped(drop, capfd):
     assert capfd.readouterr().err == ""
 
 
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
 ENDED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -205,8 +209,7 @@ program.start()
 def test_every_signal_ends_a_command_with_130(tmp_path, name, is_early):
     (tmp_path / "ended.py").write_text(ENDED.format(name, is_early))
     # By -m, as users start it: only so does Python end by SIGINT after a plain KeyboardInterrupt.
-    command, environment = [sys.executable, "-m", "ended"], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "ended"], cwd=tmp_path, env=environment(), capture_output=True)
     assert (done.returncode, b"Traceback" in done.stderr) == (130, False), done.stderr
 
 
@@ -220,3 +223,34 @@ def test_a_signal_while_a_command_exits_changes_nothing():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and "nothing" in done.stderr
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads_is_dropped():
+    """The exit code is what it would have been; what a locale lacks is its escape."""
+    command = [sys.executable, "-m", "profiler", "models", "--markup-×"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    locale = environment(PYTHONIOENCODING="ascii", COLUMNS="200")
+    with os.fdopen(writer) as left:
+        ended = [
+            subprocess.run(words, env=locale, text=True, check=False, stdout=left, stderr=subprocess.PIPE)
+            for words in (command[:-1], command)
+        ]
+    assert [(each.returncode, "Traceback" in each.stderr) for each in ended] == [(0, False), (2, False)]
+    assert "--markup-\\xd7" in ended[1].stderr
+
+
+@pytest.mark.slow
+def test_control_c_during_imports_is_silent(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "profiler", "models"],
+        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
+        capture_output=True,
+        text=True,
+        check=False,
+        # A shell's background job ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
