@@ -244,8 +244,8 @@ def columns(*groups: Group, shown: Shown = Shown.FILES) -> list[Column]:
     return [c for group in groups for c in COLUMNS.values() if c.group == group and c.shown >= shown]
 
 
-def names(*groups: Group, shown: Shown = Shown.FILES) -> list[str]:
-    return [column.name for column in columns(*groups, shown=shown)]
+def names(*groups: Group) -> list[str]:
+    return [column.name for column in columns(*groups)]
 
 
 def parts(whole: str) -> list[str]:

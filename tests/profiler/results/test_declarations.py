@@ -12,7 +12,7 @@ import polars as pl
 from engines.base import Warning
 from profiler.options import Recommend
 from profiler.results import columns, warning_kinds
-from profiler.results.columns import COLUMNS, LAYERS, LIMITED_BY, RESULTS, SAMPLES, Group, Shown, kind_of_warning
+from profiler.results.columns import COLUMNS, LAYERS, LIMITED_BY, RESULTS, SAMPLES, kind_of_warning
 from profiler.results.result import RANGED, ends_of
 from profiler.results.warning_kinds import KINDS
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -42,15 +42,6 @@ def test_a_column_is_declared_whole():
     assert {*LIMITED_BY} >= {"latency_ms", "latency_p99_ms", "throughput", "peak_memory_mib", "error"}
     options = {field.name for field in fields(Recommend)}
     assert {option.removeprefix("--").replace("-", "_") for option in LIMITED_BY.values()} <= options
-
-
-def test_columns_are_chosen_by_group_and_by_how_far_they_reach():
-    costs = ["usd_per_million_items", "items_per_usd"]
-    assert columns.names(Group.THROUGHPUT, Group.COST) == ["throughput", "throughput_low", "throughput_high", *costs]
-    assert columns.names(Group.PARTS, shown=Shown.TERMINAL) == ["forward_ms", "backward_ms", "step_ms"]
-    assert columns.parts("set_up_s") == ["export_s", "build_s", "load_s", "first_run_s"]
-    peak = columns.parts("peak_memory_mib")
-    assert (peak[0], peak[-2:], "other_mib" in peak) == ("context_mib", ["slack_mib", "library_mib"], False)
 
 
 def test_the_page_has_the_tables():
