@@ -17,6 +17,7 @@ from rich.text import Text
 from engines.catalog import ENGINES
 from engines.options import Device
 from exporters.cache import default_root
+from exporters.onnx_files import is_float32
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import load_config
@@ -62,7 +63,7 @@ def execute(options: Options, console: Console) -> int:
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
     limits = read_limits(options)
-    check_scored(limits, cell["status"] != "ok" or cell["accuracy"] is not None)
+    check_scored(limits, read_results(options.run), cell["model"])
     if met := _met(cell, limits):
         option = LIMITED_BY[met.figure]
         text = f"{case.model}, {case.variant} {case.precision} costs no accuracy: {met}.\nA lower {option} explains it."
@@ -79,6 +80,9 @@ def execute(options: Options, console: Console) -> int:
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
+        if is_float32(path):
+            path.unlink()
+            use = f"\nNothing in {case.precision} is left: deploy it in fp32"
         console.print(Text(use), soft_wrap=True)
     return 0
 
@@ -149,7 +153,8 @@ def told(explained: Explained, precision: str) -> str:
     accuracies = [f", accuracy {points(share)}" for share in explained.accuracies] or [""] * len(errors)
     times = [milliseconds(median(ms) or math.nan) for ms in zip(*explained.rounds, strict=True)]
     before, after, whole = map("{}{}, {}".format, errors, accuracies, times)
-    speeds = f"{_speed(explained.rounds, 0)} against {precision}, {_speed(explained.rounds, 2)} against all in float32"
+    against = {precision: 0, "all in float32": 2}
+    speeds = ", ".join(f"{_speed(explained.rounds, place)} compared with {name}" for name, place in against.items())
     some = f"With {explained.count} of {parts} in float32: {after}; {speeds}"
     lines = [before, some, f"With all in float32: {whole}"]
     if explained.count > max(_FEW, _SPREAD * explained.units):

@@ -24,7 +24,8 @@ _SPREAD = 4
 class Explained:
     """The `nodes` of `count` of a graph's `units`, or none if no units help.
 
-    `errors` are those with nothing, these and everything in float32, and so are a round's calls, in ms.
+    `errors` has the error with nothing, with these nodes and with everything in float32; each of the `rounds` has a
+    call's ms in this order.
     """
 
     nodes: tuple[Node, ...]

@@ -13,11 +13,15 @@ import onnxruntime
 import pytest
 from able_engines import if_able
 from planted_nets import conv_net
+from rich.console import Console
 from runs import Profiler, run_job
 
+from profiler.commands import explain as command_module
 from profiler.commands.explain import _chosen, told
 from profiler.errors import ConfigError
+from profiler.job.case import Case
 from profiler.options import Explain
+from profiler.processes.messages import Outcome
 from profiler.worker.bisection import Explained
 
 pytestmark = pytest.mark.slow
@@ -106,9 +110,22 @@ def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
     assert few.splitlines() == [
         "outputs are not finite, accuracy 10.00 %, 1 ms",
         "With 1 of 54 parts in float32: error 1.2e-2, accuracy 90.00 %, 1.5 ms; "
-        "1.50× slower against fp16, 2.0× faster against all in float32",
+        "1.50× slower compared with fp16, 2.0× faster compared with all in float32",
         "With all in float32: error 1.0e-3, accuracy 95.00 %, 3 ms",
     ]
     assert "spread over the graph" in told(Explained(nodes, 40, 54, (0.3, 0.1, 0.0), rounds), "int8")
     none = told(Explained((), 0, 54, (0.3, 0.3, 0.25)), "fp16")
     assert none.startswith("error 3.0e-1; with all 54 parts in float32 error 2.5e-1, so their type is not the cause")
+
+
+def test_a_graph_without_int8_is_no_advice(run, bad, folder, monkeypatch, capsys):
+    def explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:
+        shutil.copy(folder / "net.onnx", path)
+        return Outcome("ok", value=Explained((("c1", "Conv", ""),), 1, 2, (0.5, 0.1, 0.1), ((1.0, 1.0, 1.0),)))
+
+    monkeypatch.setattr(command_module, "_explain", explain)
+    options = Explain(run=run, configuration="ort/int8", model="net", batch=2, max_error=["1e-9"])
+    assert command_module.execute(options, Console()) == 0
+    said = capsys.readouterr().out
+    assert "Nothing in int8 is left" in said and "variants:" not in said
+    assert not list((run / "explain").glob("net-ort-*-b2-*.onnx"))
