@@ -34,9 +34,11 @@ def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl
     losses = []
     for row in scored:
         base, ours = bases.get(_place(row)) or bases.get(_place(row)[1:]), row["case_id"]
+        if base is None or not any(scores[base]):  # A base that is never right has nothing to lose.
+            continue
         if base == ours:
             losses.append((ours, 0.0, 0.0, 0.0))
-        elif base is not None and any(scores[base]):  # A base that is never right has nothing to lose.
+        else:
             items = min(len(scores[base]), len(scores[ours]))
             loss, interval = mean_loss(
                 np.array(scores[base][:items]), np.array(scores[ours][:items]), telling_error(row)

@@ -24,3 +24,9 @@ def test_a_small_error_narrows_a_loss_unless_outputs_are_classes(more: dict[str,
     rows = with_losses(handmade.frame([base, ours]), scores).to_dicts()
     assert [row["accuracy_loss"] for row in rows] == [0, 0]
     assert rows[1]["accuracy_loss_high"] == pytest.approx(high, rel=0.05)
+
+
+def test_a_base_that_is_never_right_has_no_loss_to_compare_with():
+    base, ours = handmade.row("eager"), handmade.row("ort")
+    rows = with_losses(handmade.frame([base, ours]), {row["case_id"]: [0.0] * 9 for row in (base, ours)}).to_dicts()
+    assert [row["accuracy_loss"] for row in rows] == [None, None]
