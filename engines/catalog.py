@@ -371,7 +371,7 @@ PRESETS: dict[str, Preset] = {
         Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True, first=CUDA),
-        Preset("compiled-tuned", "compiled", "torch.compile, NHWC", _NHWC, _NHWC, usual=True),
+        Preset("compiled-tuned", "compiled", "the same in NHWC", _NHWC, _NHWC, usual=True),
         # The base for a user's ONNX file, which eager cannot run.
         Preset("ort", "ort", "ONNX Runtime with defaults", {}, {}, usual=True, base_at=("native", "fp32"), first=CPU),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),

@@ -28,7 +28,7 @@ from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, cells_of, decide
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.cells import Row
-from profiler.results.choice import ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser
+from profiler.results.choice import DEFAULT_LIMIT, ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
@@ -179,8 +179,7 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     if options.model is not None:
         check_choice(f"--model, {pass_}", options.model, models)
         rows = rows.filter(model=options.model)
-    measured = rows.filter(status="ok")
-    check_scored(limits, measured.is_empty() or measured["accuracy"].is_not_null().any())
+    check_scored(limits, results, options.model)
     common = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
     questions = []
     for model in [options.model] if options.model else models:
@@ -214,11 +213,14 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def check_scored(limits: Sequence[Limit], is_scored: bool) -> None:
-    """Raise ConfigError for a limit of the accuracy loss if no row has an accuracy."""
-    if not is_scored and any(limit.figure == "accuracy_loss" for limit in limits):
+def check_scored(limits: Sequence[Limit], results: pl.DataFrame, model: str | None = None) -> None:
+    """Raise ConfigError for a limit of the accuracy loss if the models, or the given one, ran without labels."""
+    rows = results.filter(pl.col("model") == model if model else True, status="ok")
+    is_unscored = not rows.is_empty() and rows["accuracy"].is_null().all()
+    if is_unscored and any(limit.figure == "accuracy_loss" for limit in limits):
         needs = "needs --data with labels, in a job `data` of the model"
-        raise ConfigError(f"{LIMITED_BY['accuracy_loss']} {needs}: nothing was scored, so measure again with them")
+        why = "nothing was scored; if there were labels, a warning of the rows says why"
+        raise ConfigError(f"{LIMITED_BY['accuracy_loss']} {needs}: {why}")
 
 
 def _limit(text: str, unit: str) -> float:
@@ -376,7 +378,7 @@ def kept_out(choice: Choice) -> str:
             figures = [amount(choice.figure, *_ends(cell, choice.figure)), *_accuracy(cell)]
             option = f"--max-error {math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
             # A limit of the loss replaces only the default limit of the error.
-            if cell["accuracy_loss"] is not None and choice.limits[-1] == Limit("error", MAX_ERROR):
+            if cell["accuracy_loss"] is not None and choice.limits[-1] is DEFAULT_LIMIT:
                 option = f"--max-accuracy-loss {max(math.ceil(1000 * cell['accuracy_loss_high']) / 10, 0.1):g}%"
             place = f" (largest in {cell['worst']})" if cell["worst"] else ""
             why = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
