@@ -181,14 +181,18 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     return model
 
 
-def hold(source: ModelSource, state_path: Path) -> bool:
-    """Restore a model now for `restore`'s first call in every process forked from this one.
-
-    Return whether one of its tensors or of its inputs has an image's or a video's axes.
-    """
+def hold(source: ModelSource, state_path: Path) -> None:
+    """Restore a model now for `restore`'s first call in every process forked from this one."""
     start = time.perf_counter()
     model = restore(source, state_path)
     _HELD[state_path] = model, time.perf_counter() - start
+
+
+def has_images(source: ModelSource, state_path: Path) -> bool:
+    """Return whether the held model has inputs or tensors of four or five axes; True if no model is held."""
+    if state_path not in _HELD:
+        return True
+    model, _ = _HELD[state_path]
     ranks = {t.dim() for t in (*model.parameters(), *model.buffers())} | {len(s.shape) for s in source.specs or ()}
     return bool(ranks & {4, 5})
 

@@ -95,9 +95,10 @@ class Run:
     resume: Path | None = _option("A run's folder: measure its missing cases")
     retry: bool = _flag("--retry", "With --resume: also repeat cases that are not ok, or that other work disturbed")
     trust_code: bool = _trust_code()
-    all: bool = _flag("--all", "Measure cases, too, that run another's program or that faster ones have beaten clearly")
+    all: bool = _flag("--all", "Also measure cases that a run skips: they run another's program, or have clearly lost")
     strict: bool = _flag(
-        "--strict", "Exit with 1 if any case failed, not only if all did; with --against, with 4 without a verdict"
+        "--strict",
+        "Exit with 1 if any case failed, not only if all did; with --against, with 4 if a cell has no verdict",
     )
     profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")
     no_report: bool = _flag("--no-report", "Write no report.html, which takes some seconds")

@@ -188,7 +188,7 @@ class Side:
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[Share]()
         """How often each part's program or node ended."""
-        waiting = run.waiting(self.run.results(), runner.chosen, options.retry)
+        waiting = run.waiting(self.run.results(), runner.chosen, runner.config.skip, options.retry)
         self.unmeasured, self.arrived = {case.id for case in waiting}, set(self.run.results())
         # Only the node finds out whether its searches have ended.
         is_open = runner.config.search or runner.config.largest_batch
@@ -220,7 +220,7 @@ class Side:
     def waiting(self, share: Share) -> list[Case]:
         """Return the share's cases that the journal lacks."""
         cases = [case for case in self.runner.chosen if share.has(case)]
-        return run.waiting(self.run.results(), cases, retry=False)
+        return run.waiting(self.run.results(), cases, self.runner.config.skip)
 
     def take(self, file: str, text: str, display: Display) -> None:
         """Write a node's text into the run's file."""

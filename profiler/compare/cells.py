@@ -99,12 +99,12 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
 
     `slower`: the ratio is surely beyond the limit; 97.5 % of comparisons, of any number of cells, have no false one.
     `unclear`: it is beyond the limit, but not surely. `failed`: the cell fails, and the base ran it. `lost`: the side
-    lacks the cell or cannot run it, and the base ran it.
+    lacks the cell or cannot run it, and the base ran it; skipping it loses nothing.
     """
     beyond, ran = 1 / (1 + limit), pl.col("base_status") == "ok"
     tests: dict[str, pl.Expr | pl.Series] = {
         "failed": ran & pl.col("side_status").is_in(merged.FAULTS).fill_null(value=False),
-        "lost": ran & pl.col("side_status").ne_missing("ok"),
+        "lost": ran & ~pl.col("side_status").is_in(["ok", "skipped"]).fill_null(value=False),
         "slower": pl.Series(_surely_below(cells, beyond)),
         "unclear": pl.col("ratio") < beyond,
     }

@@ -409,8 +409,8 @@ class Config(_Strict):
     energy: bool = False
     profile: bool = False
     """Time each layer of the measured cases afterwards."""
-    skip_beaten: bool = False
-    """Skip cases that run another's program, and TF32 where fewer bits win clearly within the error limit."""
+    skip: bool = False
+    """Measure in waves, and skip cases that tell nothing new (run/skipping.py)."""
     exclude: list[Exclusion] = []
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders of factories, relative to the YAML."""

@@ -55,6 +55,7 @@ _NEAR_SECONDS = 1.0
 """Starts that differ by no more are alike."""
 _PLACE = ("batch_size", "setting", "machine")
 """Columns that rivals share."""
+_SPEEDS = {name for name in FIGURES if name.startswith("latency") or name == "throughput"}
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """Map the verdict of the best against a cell to that cell's code."""
 
@@ -101,6 +102,9 @@ class Limit:
             return Reason(code, loss, self.value, low, high, figure=self.figure, have=have)
         place = (cell.get("worst") or "") if self.figure == "error" else ""
         return Reason(code, value, self.value, low, high, figure=self.figure, text=place)
+
+
+DEFAULT_LIMIT = Limit("error", MAX_ERROR)
 
 
 def _seconds_for(percentile: int, cell: Row) -> int:
@@ -173,7 +177,7 @@ def choose(
     """Choose among cells of one model and pass; they may be of several batches and machines."""
     limits_quality = any(limit.figure in ("error", "accuracy_loss") for limit in limits)
     allow_uncalibrated = allow_uncalibrated or limits_quality
-    default = [Limit("error", MAX_ERROR)] if not limits_quality and "inference" in cells["pass"] else []
+    default = [DEFAULT_LIMIT] if not limits_quality and "inference" in cells["pass"] else []
     limits = (*limits, *default)
     sign = -1 if figure in HIGHER else 1
 
@@ -193,6 +197,9 @@ def choose(
         nearest = min(measured, key=distance, default=None)
         waiting = sum(row["status"] == "waiting" for row in rows)
         doubt = Reason("unmeasured", waiting) if waiting and not measured else None
+        slow = [loser.cell for loser in barred if {reason.figure for reason in loser.reasons} <= _SPEEDS]
+        if skipped := _unsettled(rows, slow) or (not measured and sum(row["status"] == "skipped" for row in rows)):
+            doubt = Reason("skipped", skipped)
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
     against_best = _against(fit, fit[0], figure)
     tied = [
@@ -219,7 +226,7 @@ def choose(
         figure=figure,
         limits=limits,
         best=best,
-        doubt=_doubt(best, rivals, rows, figure),
+        doubt=_doubt(best, fit, rivals, rows, figure),
         tied=tuple(row for row in tied if row is not best),
         runner_up=runner_up.cell if runner_up else None,
         margin=runner_up.reasons[0] if runner_up else None,
@@ -227,10 +234,10 @@ def choose(
     )
 
 
-def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
-    """Return why the best of `cells` is no winner yet; `rivals` share its batch and setting."""
+def _doubt(best: Row, fit: Sequence[Row], rivals: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
+    """Return why the best of `cells` is no winner yet; `rivals` share its batch and setting, `fit` meet the limits."""
     measured = [cell for cell in cells if cell["status"] == "ok"]
-    if skipped := _skipped_rivals(best, cells):
+    if skipped := _unsettled(cells, fit):
         return Reason("skipped", skipped, text=cell_name(best))
     waiting = sum(cell["status"] == "waiting" for cell in cells)
     if all(cell["is_base"] for cell in measured) and (waiting or not any(map(_was_tried, cells))):
@@ -252,18 +259,17 @@ def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str
     return replace(over_base, code="open", text=cell_name(best)) if is_open else None
 
 
-def _skipped_rivals(best: Row, cells: Sequence[Row]) -> int:
-    """Count the best's rivals that were skipped because of a faster cell of fewer bits, which the limits exclude."""
-    beside = [cell for cell in cells if all(cell[key] == best[key] for key in _PLACE)]
-    faster = [cell for cell in beside if (cell["latency_ms"] or math.inf) < best["latency_ms"]]
-    is_excluded = any(PRECISION_TABLE[c["precision"]].bits < PRECISION_TABLE[best["precision"]].bits for c in faster)
-    return sum(cell["status"] == "skipped" and cell["precision"] == "tf32" for cell in beside) if is_excluded else 0
+def _unsettled(cells: Sequence[Row], settled: Sequence[Row]) -> int:
+    """Count skipped cells whose winner is not `settled`: it neither fits nor is too slow."""
+    names = {(*(cell[key] for key in _PLACE), cell_name(cell)) for cell in settled}
+    places = [(*(cell[key] for key in _PLACE), cell["beaten_by"]) for cell in cells if cell["beaten_by"]]
+    return sum(place not in names for place in places)
 
 
 def _was_tried(cell: Row) -> bool:
-    """Tell whether the cell's engine ran and failed, or runs here and refused this model."""
+    """Tell whether the cell failed, is another cell's program, or its engine runs here and refused this model."""
     if cell["status"] != "unsupported":
-        return cell["status"] in FAULTS
+        return cell["status"] in (*FAULTS, "skipped")
     engine, place = engine_row(cell["engine"]), (cell["pass"], cell["device"], cell["precision"], cell["model_kind"])
     is_installed = engine.version is not None and cell[engine.version.column] is not None
     return is_installed and unsupported(engine, *place) is None

@@ -114,6 +114,7 @@ _DECLARED: tuple[Group | Column, ...] = (
     _flag("calibrated", "Calibrated"),
     Group.OUTCOME,
     *_each(_text, status="Status", reason="Reason", log="Log", graph="Graph", reference="Reference"),
+    _text("beaten_by", "Beaten by"),
     *(_text("worst", "Largest error in", shown=Shown.REPORT), _text("drawn", "Drawn inputs")),
     Group.LATENCY,
     _text("clock", "Clock"),

@@ -21,7 +21,7 @@ COMPARATIVES = {
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
-    "accuracy_loss": "no accuracy loss was measured: it takes --data with labels, and the base's row (--engine eager)",
+    "accuracy_loss": "no accuracy loss: it takes --data with labels, and a base (--engine eager) that scores above 0",
 }
 
 
@@ -121,6 +121,11 @@ def _only_base(reason: Reason) -> str:
     return f"only the base, {reason.text}, was measured{waiting}"
 
 
+def _skipped(reason: Reason) -> str:
+    leader = f"{reason.text} leads, but " if reason.text else ""
+    return f"{leader}{numbers.counted(int(reason.value or 0), 'case')} skipped for a faster one may now win"
+
+
 def _open(reason: Reason) -> str:
     ends = f"{numbers.times(reason.low or 0.0)} to {numbers.times(reason.high or 0.0)}"
     return f"{reason.text} leads, at {ends} the base's speed"
@@ -135,11 +140,11 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "within": _limited,
     "too-wide": _too_wide,
     "unknown": _unknown,
-    "uncalibrated": lambda reason: "8 bits measured without your data: give --data, or admit with --allow-uncalibrated",
-    "unmeasured": lambda reason: f"the run did not reach {numbers.counted(int(reason.value or 0), 'case')}",
-    "skipped": lambda reason: (
-        f"{reason.text} leads, but {numbers.counted(int(reason.value or 0), 'rival')} was skipped"
+    "uncalibrated": lambda reason: (
+        "8 bits measured without your data: give --data, or admit them with --allow-uncalibrated"
     ),
+    "unmeasured": lambda reason: f"the run did not reach {numbers.counted(int(reason.value or 0), 'case')}",
+    "skipped": _skipped,
     "only-base": _only_base,
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by a factor that other work leaves unknown",

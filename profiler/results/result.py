@@ -43,6 +43,8 @@ class Result:
     status: Status
     reasons: list[str] = field(default_factory=list)
     """Why the status is not "ok"."""
+    beaten_by: str | None = None
+    """Configuration that a skipped case lost to."""
     reference: str | None = None
     worst: str | None = None
     """Output, channels and item with the largest error."""

@@ -129,7 +129,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if missing := waiting(run.results(), start.cases, retry=False):
+    if missing := waiting(run.results(), start.cases, start.config.skip):
         # Unmeasured configurations matter more than replicates.
         first = [case for case in missing if not case.replicate] or missing
         which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in first)))
@@ -228,7 +228,7 @@ def _overrides(options: Options) -> dict[str, Any]:
     keys["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     needs = [PERCENTILE_NEEDS.get(int(number), 0) for number in _PERCENTILE.findall(" ".join(options.max_latency_ms))]
     keys["budget"] |= {"min_samples": max(needs)} if needs else {}
-    return {key: value for key, value in keys.items() if value} | ({"skip_beaten": False} if options.all else {})
+    return {key: value for key, value in keys.items() if value} | ({"skip": False} if options.all else {})
 
 
 def resolved(
@@ -294,7 +294,8 @@ def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
     for key, value in _must_agree(before).items() if before else ():
         if value != ours.get(key):
             differs = f"the run was made with {key} {value}, here it is {ours.get(key)}"
-            raise ConfigError(f"--resume {folder}: {differs}; start a new run")
+            advice = f"add --threads {value}, or start" if key in ("cpu_cores", "torch_threads") else "start"
+            raise ConfigError(f"--resume {folder}: {differs}; {advice} a new run")
 
 
 def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,7 +322,7 @@ def measure_cases(
     started = time.monotonic()
     begin(runner)
     cases, limits = runner.chosen, runner.config.largest_batch
-    missing = waiting(runner.run.results(), cases, retry, runner.config.skip_beaten)
+    missing = waiting(runner.run.results(), cases, runner.config.skip, retry)
     if damaged := runner.run.damaged:
         lost = f"Ignored {counted(damaged, 'damaged line')} of journal.jsonl; their cases will be measured again"
         console.print(Text(lost, style="yellow"), soft_wrap=True)
@@ -356,10 +357,10 @@ def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
         console.print(Text(f"no report: {sentence(error)}; {again}", style="yellow"), soft_wrap=True)
 
 
-def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool, skips: bool = True) -> list[Case]:
+def waiting(journal: Mapping[str, Result], cases: Sequence[Case], skips: bool, retry: bool = False) -> list[Case]:
     """Select the cases missing from the journal; with `retry`, also those not ok or worth a second take.
 
-    Skipped cases wait unless the job still `skips` any.
+    Skipped cases wait if the job no longer `skips` any.
     """
 
     def is_done(result: Result | None) -> bool:
@@ -373,8 +374,9 @@ def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool, s
 def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl.DataFrame:
     """Write and print the journal's results. A gate's short rounds teach later runs no spread."""
     run, config, environment = runner.run, runner.config, runner.environment
-    missing = [] if is_gate else waiting(run.results(), runner.chosen, retry=False)
-    missing = [case for case in missing if not case.replicate]
+    missing = [] if is_gate else waiting(run.results(), runner.chosen, config.skip)
+    journal = run.results()  # A skipped case has a row already.
+    missing = [case for case in missing if not case.replicate and case.id not in journal]
     results, _ = run.write_parquet(config.suite, runner.plan, environment, missing)
     tries, study = run.largest_batches(), config.published
     if not is_gate:
@@ -398,7 +400,7 @@ def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl
 def _what_is_left(start: Start, run: RunFolder) -> str:
     """Give the command that continues an interrupted run, or say that all cases have been measured."""
     is_open = start.config.largest_batch is not None or start.config.search
-    if not is_open and not waiting(run.results(), start.cases, start.options.retry):
+    if not is_open and not waiting(run.results(), start.cases, start.config.skip, start.options.retry):
         return "all cases have been measured"
     return going_on(start.options, run.path)
 
@@ -409,6 +411,7 @@ def going_on(options: Options, run: Path) -> str:
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
     words += ["--threads", str(options.threads)] if options.threads else []
     words += ["--retry"] if options.retry else []
+    words += ["--all"] if options.all else []
     words += ["--strict"] if options.strict else []
     words += ["--ray", shlex.quote(options.ray)] if options.ray else []
     return f"go on with: {' '.join([resuming(run), *words])}"

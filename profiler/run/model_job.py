@@ -91,7 +91,7 @@ class ModelJob:
 
     def config(self, device: Device, overrides: Mapping[str, Any], hardware: str | None = None) -> Config:
         """Validate the job for a device. Raises ConfigError, which names the command's options."""
-        usual = {"suite": self.keys["models"][0]["name"], **_USUAL[device], "budget": _BUDGET, "skip_beaten": True}
+        usual = {"suite": self.keys["models"][0]["name"], **_USUAL[device], "budget": _BUDGET, "skip": True}
         if device == "cpu" and has_bf16():
             usual["precisions"] = ["fp32", "bf16"]
         if self.fixed_batch is not None:

@@ -131,7 +131,7 @@ class Runner:
         with self.supervised() as supervisor:
             self.firsts = self.first_takes()
             # A profile takes its layers' names from graphs, which later waves would export.
-            is_sorted = self.by_name or self.config.skip_beaten or math.isfinite(self.deadline)
+            is_sorted = self.by_name or self.config.skip or math.isfinite(self.deadline)
             is_sorted &= not self.config.profile
             waves, late = in_waves(runnable) if is_sorted else ([runnable], [])
             if self.config.search:
@@ -231,19 +231,20 @@ class Runner:
     def _measure_waves(
         self, waves: Sequence[Sequence[Case]], supervisor: Supervisor, late: Sequence[Case] = ()
     ) -> None:
-        waves, done, ready = [wave for wave in (*waves, late) if wave], 0, list[Task]()
+        waves, done, ready, are_all_ready = [wave for wave in (*waves, late) if wave], 0, list[Task](), False
         for number, wave in enumerate(waves):
             if self.is_over():
                 break
-            later = [case for following in waves[number + 1 :] for case in following]
-            # The first wave's rows come soonest; then idle cores prepare and compile all that follows at once.
-            is_first, has_idle_cores = not number, _CORES_PER_BUILD > 1 and not math.isfinite(self.deadline)
-            if not ready:
-                cases = [*wave, *(later if has_idle_cores and not is_first else ())]
-                ready = self._skip(self._make_ready(cases, supervisor), same_programs)
+            is_first, later = not number, [case for following in waves[number + 1 :] for case in following]
+            if not are_all_ready:
+                # The first wave's rows come soonest; then idle cores prepare and compile all that follows at once.
+                are_all_ready = not is_first and _CORES_PER_BUILD > 1 and math.isinf(self.deadline)
+                ready = self._make_ready([*wave, *later] if are_all_ready else wave, supervisor)
+                ready = self._skip(ready, same_programs(ready, self.chosen))
             now = {case.id for case in wave}
             tasks, ready = ([t for t in ready if (t.case.id in now) == is_now] for is_now in (True, False))
-            tasks = self._skip(tasks, lambda tasks, plan: beaten(tasks, plan, self._merged()))
+            tasks = self._skip(tasks, beaten(tasks, self.chosen, self._merged()) if self.config.skip else [])
+            later = [task.case for task in ready] if are_all_ready else later
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
             supervisor.build_ahead(tasks, ready)
             runnable = [task.case for task in tasks if failure(task.case, task.prepared) is None]
@@ -256,18 +257,20 @@ class Runner:
             self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
             done += len(tasks)
 
-    def _skip(
-        self, tasks: Sequence[Task], find: Callable[[Sequence[Task], Sequence[Case]], Mapping[str, str]]
-    ) -> list[Task]:
-        """Journal the cases that `find` gives reasons against, if the job skips any; return the other tasks."""
-        runnable = [task for task in tasks if failure(task.case, task.prepared) is None]
-        reasons = find(runnable, self.plan) if self.config.skip_beaten else {}
-        for id_, reason in reasons.items():
-            self.run.append(Result(id_, "skipped", [reason]))
-        if reasons:
-            why = "; ".join(dict.fromkeys(reasons.values()))
-            self.display.announce(f"skipping {counted(len(reasons), 'case')} (--all measures them): {why}")
-        return [task for task in tasks if task.case.id not in reasons]
+    def _skip(self, tasks: Sequence[Task], results: Sequence[Result]) -> list[Task]:
+        """Journal these results of skipped cases, if the job skips any; return the other tasks.
+
+        A failure to prepare is told all the same, and an earlier row with figures stays.
+        """
+        needed = {task.case.id for task in tasks if failure(task.case, task.prepared) is not None}
+        needed |= {id_ for id_, result in self.run.results().items() if result.status == "ok"}
+        skipped = [result for result in results if result.case_id not in needed] if self.config.skip else []
+        for result in skipped:
+            self.run.append(result)
+        if skipped:
+            why = "; ".join(dict.fromkeys(str(result.reason) for result in skipped))
+            self.display.announce(f"skipping {counted(len(skipped), 'case')} (--all measures them): {why}")
+        return [task for task in tasks if task.case.id not in {result.case_id for result in skipped}]
 
     def _measure_with_trials(
         self, waves: Sequence[Sequence[Case]], late: Sequence[Case], supervisor: Supervisor

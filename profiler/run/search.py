@@ -91,7 +91,10 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
             reason = reasons.get(identity(with_option(winner, name, option.default)))
             if _options(winner)[name] != option.default and reason and reason.code == "worse" and reason.value:
                 slower.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
-        around = map(identity, neighbours(winner))
+        skipped = {
+            identity(by_id[loser.cell["case_ids"][0]]) for loser in choice.losers if loser.cell["status"] == "skipped"
+        }
+        around = {*map(identity, neighbours(winner))} - skipped
         is_whole = all(key in reasons and reasons[key].code in _MEASURED for key in around)
         end = "no option makes a clear difference" if is_whole else "not all of its options were measured"
         end = f"slower without {listed(slower)}" if slower else end

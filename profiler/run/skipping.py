@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import polars as pl
 
@@ -10,45 +10,58 @@ from engines.options import PRECISION_TABLE
 from profiler.job.case import Case
 from profiler.results.cells import Row
 from profiler.results.choice import cell_name, choices
+from profiler.results.result import Result
+from profiler.results.warning_kinds import DISTURBED
 from profiler.run.search import identity, with_option
 from profiler.worker.task import Task
 
 _CLEAR = 2.0
-"""Factor over its base from which a winner is clear.
+"""A winner is clear if it is this many times as fast as its base.
 
 On an H200 the fastest TF32 was then 1.16 to 2.4 times slower than the fastest fp16: 13 networks and ViT-B/16, batch 1
-to 64 (docs/results). A single engine proves nothing: in a fifth of these cells its TF32 was faster than its fp16.
+to 64 (docs/results). Within one engine TF32 was faster than fp16 in a fifth of the cells.
 """
 
 
-def same_programs(tasks: Sequence[Task], plan: Iterable[Case]) -> dict[str, str]:
-    """Find cases whose NHWC changes nothing, since no tensor is an image; map their ids to the reason."""
+def same_programs(tasks: Iterable[Task], plan: Iterable[Case]) -> list[Result]:
+    """Return a result for each task whose NHWC changes nothing, since no tensor is an image."""
     planned = {identity(case): case.variant for case in plan if case.unsupported is None}
-    reasons = dict[str, str]()
+    results = []
     for case in (task.case for task in tasks if not task.prepared.has_images):
         if case.options.get("channels_last"):
             plain = planned.get(identity(with_option(case, "channels_last", value=False)))
-            reasons |= {case.id: f"the same program as {plain}: no input or weight is an image"} if plain else {}
-    return reasons
+            reason = f"the same program as {plain}: NHWC is for images, and no input or weight has their dimensions"
+            results += [Result(case.id, "skipped", [reason])] if plain else []
+    return results
 
 
-def beaten(tasks: Sequence[Task], plan: Iterable[Case], cells: pl.DataFrame) -> dict[str, str]:
-    """Find inference at TF32 that fewer bits have beaten clearly, within the error limit; map ids to the reason.
+def beaten(tasks: Iterable[Task], plan: Iterable[Case], cells: pl.DataFrame) -> list[Result]:
+    """Return a result for each task at TF32 that fewer bits have beaten clearly, within the error limit.
 
-    The winner's variant is measured at TF32 all the same: that tells what exact weights cost. `cells` are those so far.
+    The winner's variant is measured at TF32 all the same: that tells what exact weights cost. Labels may set another
+    limit, so that with scores nothing is beaten. `cells` are those so far.
     """
     planned = {(*_place(case), case.variant) for case in plan if case.precision == "tf32" and case.unsupported is None}
-    winners: dict[tuple[object, ...], Row | None] = {
-        (key["model"], key["pass"], key["batch_size"], key["setting"] or ""): c.best for key, c in choices(cells)
+    winners: dict[tuple[object, ...], Row] = {
+        (key["model"], key["pass"], key["batch_size"], key["setting"] or ""): choice.best
+        for key, choice in choices(cells)
+        if choice.best and _is_clear(choice.best, next((cell for cell in choice.cells if cell["is_base"]), None))
     }
-    reasons = dict[str, str]()
+    results = []
     for case in (task.case for task in tasks if (task.case.pass_, task.case.precision) == ("inference", "tf32")):
         best = winners.get(_place(case))
-        if best is None or best["variant"] == case.variant or (*_place(case), best["variant"]) not in planned:
-            continue
-        if PRECISION_TABLE[best["precision"]].bits < PRECISION_TABLE["tf32"].bits and (best["factor"] or 0.0) >= _CLEAR:
-            reasons[case.id] = f"{cell_name(best)} is clearly faster, within the error limit"
-    return reasons
+        if best and best["variant"] != case.variant and (*_place(case), best["variant"]) in planned:
+            reason = f"{cell_name(best)} is over twice as fast as the base, within the error limit; TF32 was not tried"
+            results.append(Result(case.id, "skipped", [reason], beaten_by=cell_name(best)))
+    return results
+
+
+def _is_clear(best: Row, base: Row | None) -> bool:
+    is_narrow = PRECISION_TABLE[best["precision"]].bits < PRECISION_TABLE["tf32"].bits
+    if base is None or not is_narrow or best["accuracy"] is not None:
+        return False
+    is_quiet = DISTURBED not in {*best["footnotes"], *base["footnotes"]}
+    return is_quiet and (base["latency_low_ms"] or base["latency_ms"]) >= _CLEAR * best["latency_ms"]
 
 
 def _place(case: Case) -> tuple[object, ...]:

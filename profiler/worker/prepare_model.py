@@ -28,7 +28,7 @@ from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, ig
 from engines.catalog import ENGINES, reference_of
 from engines.options import PLAIN, Training
 from engines.requirements import explain, fault
-from exporters.build_model import hold, is_shared
+from exporters.build_model import has_images, hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import call, chosen, content
 from exporters.errors import sentence
@@ -109,9 +109,11 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
             check_onnx(path)
         except ModelError as error:
             failures[precision] = Outcome("failed", str(error))
+    state = None if source.kind == "onnx" else cached_state(source, Cache(root))
     return Prepared(
         source.specs or (),
-        None if source.kind == "onnx" else cached_state(source, Cache(root)),
+        state,
+        has_images=state is None or has_images(source, state),
         onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
@@ -139,7 +141,8 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> HeldModel:
     with called_once(), described_gpus(), holding():
         source = identified(source)
         state = cached_state(source, Cache(root))
-        model = HeldModel(source, state, has_images=hold(source, state))
+        hold(source, state)
+        model = HeldModel(source, state, has_images(source, state))
     if is_shared(model.state):
         print("nothing is forked from this process, whose model has tensors in shared memory", file=sys.stderr)
     elif _has_cuda():

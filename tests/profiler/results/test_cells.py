@@ -250,7 +250,10 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(rows, ends, why):
          "p99 needs 662 samples, has 100: --seconds 6 takes them"),
         (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
         (Reason("over", value=0.01036, limit=1e-2, figure="error"), "error bound 1.04e-2, over the limit of 1.0e-2"),
-        (Reason("uncalibrated"), "8 bits measured without your data: give --data, or admit with --allow-uncalibrated"),
+        (
+            Reason("uncalibrated"),
+            "8 bits measured without your data: give --data, or admit them with --allow-uncalibrated",
+        ),
         (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
         # Also after Ctrl-C, so the time is no reason.
         (Reason("unmeasured", 2), "the run did not reach 2 cases"),

@@ -77,6 +77,7 @@ def test_the_option_that_admits_a_configuration_is_that_of_the_limit_it_misses(l
 
 
 BASE, BUSY = handmade.row("eager", ms=2.0), ["disturbed: other work"]
+BEATEN = handmade.row("ort", "tf32", ms=None, status="skipped", beaten_by="compiled fp16")
 HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
 
@@ -114,13 +115,16 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
          "--resume a/run --replicates 5 --only "
          "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"),
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
-        # ort's TF32 was skipped because of an fp16 that its error excludes.
-        ([BASE, handmade.row("compiled", "fp16", ms=0.5, rel_l2_error_high=0.5),
-          handmade.row("compiled", "tf32", ms=1.0),
-          handmade.row("ort", "tf32", ms=None, status="skipped")], "latency", "undecided", "skipped",
+        # ort's TF32 was skipped because of an fp16 that its error excludes, or that --only leaves out.
+        ([BASE, handmade.row("compiled", "fp16", ms=0.5, rel_l2_error_high=0.5), handmade.row("compiled", "tf32"),
+          BEATEN], "latency", "undecided", "skipped", "--resume a/run --all"),
+        ([BASE, handmade.row("ort", "fp16", ms=0.5), BEATEN], "latency", "undecided", "skipped",
          "--resume a/run --all"),
-        ([BASE, handmade.row("compiled", "fp16", ms=0.5), handmade.row("ort", "tf32", ms=None, status="skipped")],
+        ([BASE, handmade.row("compiled", "fp16", ms=0.5), BEATEN], "latency", "deploy", None, ""),
+        ([BASE, handmade.row("compiled", "fp16", ms=0.5), handmade.row("a", "int8", ms=0.1, calibrated=False), BEATEN],
          "latency", "deploy", None, ""),
+        # Another name for the base's program is no rival that was not tried.
+        ([BASE, handmade.row("eager-tuned", ms=None, status="skipped")], "latency", "deploy", None, ""),
     ],
 )  # fmt: skip
 def test_nothing_is_recommended_without_ground(rows, objective, status, code, command):

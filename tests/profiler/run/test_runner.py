@@ -85,7 +85,13 @@ def test_the_less_disturbed_take_counts_and_never_the_faster_one(first, second, 
 )
 def test_retry_measures_what_failed_or_was_slowed_down(status, kinds, retry, waits):
     result = Result(case().id, status, warnings=[Warning(kind, "as it was") for kind in kinds])
-    assert command.waiting({case().id: result}, [case()], retry) == [case()] * waits
+    assert command.waiting({case().id: result}, [case()], skips=True, retry=retry) == [case()] * waits
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_skipped_case_waits_for_a_run_that_skips_nothing(skips):
+    journal = {case().id: Result(case().id, "skipped")}
+    assert command.waiting(journal, [case()], skips, retry=True) == ([] if skips else [case()])
 
 
 Run = Callable[..., tuple[RunFolder, Told, int]]
@@ -100,6 +106,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         repeats: float = 0.5,
         folder: RunFolder | None = None,
         environment: dict[str, Any] = QUIET,
+        skip: bool = False,
     ) -> tuple[RunFolder, Told, int]:
         measured: list[str] = []
         folder, display, cases = folder or RunFolder.create(tmp_path), Told(), [case(name) for name in takes]
@@ -110,7 +117,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
         monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-        config = config_of({"models": ["alexnet"], "engines": ["eager"], "budget": {"repeats": repeats}})
+        config = config_of({"models": ["alexnet"], "engines": ["eager"], "budget": {"repeats": repeats}, "skip": skip})
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(environment), display)
         with contextlib.suppress(KeyboardInterrupt):
             runner.measure(cases)
@@ -221,6 +228,27 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         return [id_.partition("/")[2] for id_ in display.told]
 
     return go
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_tf32_is_skipped_but_for_the_variant_that_won_with_fewer_bits(play, skip):
+    ms = {"fp32": 8.0, "fp16": 1.0, "tf32": 3.0}
+    cases = [case("eager"), *(case(name, bits) for bits in ("tf32", "fp16") for name in ("compiled", "b"))]
+    told = play(cases, lambda each: ms[each.precision] * (1 + (each.variant == "b")), None, skip=skip)
+    assert ("b/inference/tf32/b1/r0" in told) != skip
+    assert "compiled/inference/tf32/b1/r0" in told
+
+
+def test_a_row_with_figures_is_never_skipped(run, monkeypatch):
+    monkeypatch.setattr(module, "same_programs", lambda tasks, plan: [Result(t.case.id, "skipped") for t in tasks])
+    monkeypatch.setattr(module, "beaten", lambda *_: [])
+    folder, _, _ = run({"a": hot(9.0)}, repeats=0)
+    folder, _, measured = run({"a": [cool(5.0)], "b": [cool(1.0)]}, folder=folder, skip=True)
+    assert {id_: result.status for id_, result in folder.results().items()} == {
+        case("a").id: "ok",
+        case("b").id: "skipped",
+    }
+    assert measured == 1
 
 
 @pytest.mark.parametrize(
@@ -401,7 +429,7 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     measured = list[str]()
     runner: Any = SimpleNamespace(
         is_over=lambda: False, deadline=left, first_seconds=0.0, prepare=prepare, _measure_roofs=lambda _: None,
-        config=SimpleNamespace(skip_beaten=False), _skip=lambda tasks, find: list(tasks),
+        config=SimpleNamespace(skip=False), chosen=[], _skip=lambda tasks, results: list(tasks),
         measure_each=lambda tasks, *_, **__: float(measured.extend(task.case.variant for task in tasks) or 0.0),
     )  # fmt: skip
     runner._make_ready = partial(Runner._make_ready, runner)
