@@ -116,12 +116,27 @@ def random_heap() -> list[bytes]:
 
 
 def _warm_up(session: Session, bench: Bench, result: Result) -> float:
+    """Run until timings are steady; return a call's expected milliseconds.
+
+    Each call gets new inputs, if the session runs the model's Python code, and that accepts them.
+    """
     bench.clock.synchronize()
     bench.device.loaded()
     bench.enter(Phase.WARM_UP)
-    result.figures["first_run_s"] = _first_run(session, bench, result)
-    bench.device.read()
-    expected_ms, is_steady = warm_up(session, bench.clock, bench.task.budget)
+    task, specs = bench.task, bench.task.prepared.specs
+    if renews := isinstance(session, Renewable) and task.case.pass_ == "inference" and not task.only_fits:
+        bench.clock.renew = session.renew
+    try:
+        expected_ms, is_steady = _first_runs(session, bench, result)
+    except Exception:
+        if not renews or not any(spec.data for spec in specs):
+            raise
+        traceback.print_exc()
+        del bench.clock.renew
+        session.feed(seeded_inputs(specs, task.case.batch_size))
+        expected_ms, is_steady = _first_runs(session, bench, result)
+        text = "the model fails with inputs that differ from the given ones"
+        result.warnings.append(Warning("same-inputs", text))
     if not is_steady:
         result.warnings.append(Warning("unsteady", "timings had not settled when measuring began"))
     result.figures["set_up_peak_mib"] = bench.host.peak_mib()
@@ -129,27 +144,11 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
     return expected_ms
 
 
-def _first_run(session: Session, bench: Bench, result: Result) -> float:
-    """Return the seconds of the first call.
-
-    From then on each timed call gets new inputs, if the session runs the model's Python code, and that accepts them.
-    """
-    task, specs = bench.task, bench.task.prepared.specs
-    if not isinstance(session, Renewable) or task.case.pass_ != "inference" or task.only_fits:
-        return first_run(session, bench.clock)
-    bench.clock.renew = session.renew
-    try:
-        bench.clock.renew(1)
-        return first_run(session, bench.clock)
-    except Exception:
-        if not any(spec.data for spec in specs):
-            raise
-        traceback.print_exc()
-    del bench.clock.renew
-    session.feed(seeded_inputs(specs, task.case.batch_size))
-    seconds = first_run(session, bench.clock)
-    result.warnings.append(Warning("same-inputs", "the model fails with inputs that differ from the given ones"))
-    return seconds
+def _first_runs(session: Session, bench: Bench, result: Result) -> tuple[float, bool]:
+    bench.clock.renew(1)
+    result.figures["first_run_s"] = first_run(session, bench.clock)
+    bench.device.read()
+    return warm_up(session, bench.clock, bench.task.budget)
 
 
 def _measure(session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
