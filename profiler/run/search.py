@@ -38,7 +38,7 @@ def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]
             if cell["latency_ms"] <= _REACH * fastest[0]["latency_ms"]:
                 for case in neighbours(by_id[cell["case_ids"][0]]):
                     trials.setdefault(identity(case), case)
-    new = [case for identity, case in trials.items() if identity not in tried]
+    new = [case for key, case in trials.items() if key not in tried]
     return [case for case in new if not builds_long(case)] or new
 
 
