@@ -96,8 +96,10 @@ def execute(options: Options, console: Console) -> int:
 
 
 def _folder(choice: Choice, runs: Runs) -> str:
-    """Return the folder of the run that measured the best."""
-    run_ids = choice.best["run_ids"] if choice.best else []
+    """Return the folder of the run that measured the best, or that skipped its rivals."""
+    is_skipped = choice.doubt is not None and choice.doubt.code == "skipped"
+    cells = [cell for cell in choice.cells if cell["beaten_by"]] if is_skipped else [choice.best]
+    run_ids = cells[0]["run_ids"] if cells and cells[0] else []
     return next((run.address for run in runs.runs if {*run_ids} & {*run.run_ids}), runs.runs[0].address)
 
 

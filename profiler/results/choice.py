@@ -55,7 +55,8 @@ _NEAR_SECONDS = 1.0
 """Starts that differ by no more are alike."""
 _PLACE = ("batch_size", "setting", "machine")
 """Columns that rivals share."""
-_SPEEDS = {name for name in FIGURES if name.startswith("latency") or name == "throughput"}
+_SPEEDS = ("latency_ms", "throughput", "usd_per_million_items")
+"""A skipped case can only lose by these figures to the one that beat it."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """Map the verdict of the best against a cell to that cell's code."""
 
@@ -197,8 +198,7 @@ def choose(
         nearest = min(measured, key=distance, default=None)
         waiting = sum(row["status"] == "waiting" for row in rows)
         doubt = Reason("unmeasured", waiting) if waiting and not measured else None
-        slow = [loser.cell for loser in barred if {reason.figure for reason in loser.reasons} <= _SPEEDS]
-        if skipped := _unsettled(rows, slow) or (not measured and sum(row["status"] == "skipped" for row in rows)):
+        if skipped := _unsettled(judged, figure):
             doubt = Reason("skipped", skipped)
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
     against_best = _against(fit, fit[0], figure)
@@ -226,7 +226,7 @@ def choose(
         figure=figure,
         limits=limits,
         best=best,
-        doubt=_doubt(best, fit, rivals, rows, figure),
+        doubt=_doubt(best, rivals, judged, figure),
         tied=tuple(row for row in tied if row is not best),
         runner_up=runner_up.cell if runner_up else None,
         margin=runner_up.reasons[0] if runner_up else None,
@@ -234,10 +234,11 @@ def choose(
     )
 
 
-def _doubt(best: Row, fit: Sequence[Row], rivals: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
-    """Return why the best of `cells` is no winner yet; `rivals` share its batch and setting, `fit` meet the limits."""
+def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: str) -> Reason | None:
+    """Return why the best of all `judged` cells is no winner yet; `rivals` share its batch and setting."""
+    cells = [loser.cell for loser in judged]
     measured = [cell for cell in cells if cell["status"] == "ok"]
-    if skipped := _unsettled(cells, fit):
+    if skipped := _unsettled(judged, figure):
         return Reason("skipped", skipped, text=cell_name(best))
     waiting = sum(cell["status"] == "waiting" for cell in cells)
     if all(cell["is_base"] for cell in measured) and (waiting or not any(map(_was_tried, cells))):
@@ -259,17 +260,23 @@ def _doubt(best: Row, fit: Sequence[Row], rivals: Sequence[Loser], cells: Sequen
     return replace(over_base, code="open", text=cell_name(best)) if is_open else None
 
 
-def _unsettled(cells: Sequence[Row], settled: Sequence[Row]) -> int:
-    """Count skipped cells whose winner is not `settled`: it neither fits nor is too slow."""
-    names = {(*(cell[key] for key in _PLACE), cell_name(cell)) for cell in settled}
-    places = [(*(cell[key] for key in _PLACE), cell["beaten_by"]) for cell in cells if cell["beaten_by"]]
-    return sum(place not in names for place in places)
+def _unsettled(judged: Sequence[Loser], figure: str) -> int:
+    """Count skipped cells that may be better than the best: the cell that beat them is left out, but not too slow."""
+
+    def is_settled(loser: Loser) -> bool:
+        is_slow = any(r.code in ("over", "under") and r.figure in _SPEEDS for r in loser.reasons)
+        return figure in _SPEEDS and (is_slow or not loser.reasons)
+
+    cells = [loser.cell for loser in judged if is_settled(loser)]
+    settled = {(*(cell[key] for key in _PLACE), cell_name(cell)) for cell in cells}
+    skipped = [loser.cell for loser in judged if loser.cell["beaten_by"]]
+    return sum((*(cell[key] for key in _PLACE), cell["beaten_by"]) not in settled for cell in skipped)
 
 
 def _was_tried(cell: Row) -> bool:
-    """Tell whether the cell failed, is another cell's program, or its engine runs here and refused this model."""
+    """Tell whether the cell's engine ran and failed, or runs here and refused this model."""
     if cell["status"] != "unsupported":
-        return cell["status"] in (*FAULTS, "skipped")
+        return cell["status"] in FAULTS
     engine, place = engine_row(cell["engine"]), (cell["pass"], cell["device"], cell["precision"], cell["model_kind"])
     is_installed = engine.version is not None and cell[engine.version.column] is not None
     return is_installed and unsupported(engine, *place) is None

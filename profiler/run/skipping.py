@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import polars as pl
 
@@ -45,7 +45,7 @@ def beaten(tasks: Iterable[Task], plan: Iterable[Case], cells: pl.DataFrame) -> 
     winners: dict[tuple[object, ...], Row] = {
         (key["model"], key["pass"], key["batch_size"], key["setting"] or ""): choice.best
         for key, choice in choices(cells)
-        if choice.best and _is_clear(choice.best, next((cell for cell in choice.cells if cell["is_base"]), None))
+        if choice.best and _is_clear(choice.best, [c for c in choice.cells if c["is_base"] and c["status"] == "ok"])
     }
     results = []
     for case in (task.case for task in tasks if (task.case.pass_, task.case.precision) == ("inference", "tf32")):
@@ -56,12 +56,12 @@ def beaten(tasks: Iterable[Task], plan: Iterable[Case], cells: pl.DataFrame) -> 
     return results
 
 
-def _is_clear(best: Row, base: Row | None) -> bool:
+def _is_clear(best: Row, bases: Sequence[Row]) -> bool:
     is_narrow = PRECISION_TABLE[best["precision"]].bits < PRECISION_TABLE["tf32"].bits
-    if base is None or not is_narrow or best["accuracy"] is not None:
-        return False
-    is_quiet = DISTURBED not in {*best["footnotes"], *base["footnotes"]}
-    return is_quiet and (base["latency_low_ms"] or base["latency_ms"]) >= _CLEAR * best["latency_ms"]
+    is_quiet = all(DISTURBED not in cell["footnotes"] for cell in (best, *bases))
+    lows = [base["latency_low_ms"] or base["latency_ms"] for base in bases]
+    is_far = bool(lows) and min(lows) >= _CLEAR * best["latency_ms"]
+    return is_narrow and is_quiet and is_far and best["accuracy"] is None
 
 
 def _place(case: Case) -> tuple[object, ...]:

@@ -123,8 +123,11 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([BASE, handmade.row("compiled", "fp16", ms=0.5), BEATEN], "latency", "deploy", None, ""),
         ([BASE, handmade.row("compiled", "fp16", ms=0.5), handmade.row("a", "int8", ms=0.1, calibrated=False), BEATEN],
          "latency", "deploy", None, ""),
-        # Another name for the base's program is no rival that was not tried.
-        ([BASE, handmade.row("eager-tuned", ms=None, status="skipped")], "latency", "deploy", None, ""),
+        ([BASE, handmade.row("compiled", "fp16", ms=0.5), BEATEN], "memory", "undecided", "skipped",
+         "--resume a/run --all"),
+        # Another name for the base's program is no rival.
+        ([BASE, handmade.row("eager-tuned", ms=None, status="skipped")], "latency", "undecided", "only-base",
+         "engines"),
     ],
 )  # fmt: skip
 def test_nothing_is_recommended_without_ground(rows, objective, status, code, command):

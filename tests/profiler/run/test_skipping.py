@@ -61,6 +61,11 @@ def test_tf32_is_skipped_where_fewer_bits_win_clearly(so_far, skips):
     assert {result.beaten_by for result in found} <= {"compiled fp16"}
 
 
+def test_without_a_base_nothing_is_clear():
+    rows = [handmade.row("eager", ms=None, status="oom"), handmade.row("compiled", "fp16", ms=0.1)]
+    assert not beaten(tasks(COMPILED, ORT), [COMPILED, ORT], cells(handmade.frame(rows)))
+
+
 def test_tf32_is_measured_if_the_winner_has_none():
     assert not beaten(tasks(ORT), [ORT, replace(COMPILED, unsupported="it has no tf32")], measured())
 
