@@ -123,7 +123,9 @@ def _only_base(reason: Reason) -> str:
 
 def _skipped(reason: Reason) -> str:
     leader = f"{reason.text} leads, but " if reason.text else ""
-    return f"{leader}{numbers.counted(int(reason.value or 0), 'case')} skipped for a faster one may now win"
+    return (
+        f"{leader}{numbers.counted(int(reason.value or 0), 'skipped case')} lost only to a cell that is left out here"
+    )
 
 
 def _open(reason: Reason) -> str:

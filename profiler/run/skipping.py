@@ -51,7 +51,8 @@ def beaten(tasks: Iterable[Task], plan: Iterable[Case], cells: pl.DataFrame) -> 
     for case in (task.case for task in tasks if (task.case.pass_, task.case.precision) == ("inference", "tf32")):
         best = winners.get(_place(case))
         if best and best["variant"] != case.variant and (*_place(case), best["variant"]) in planned:
-            reason = f"{cell_name(best)} is over twice as fast as the base, within the error limit; TF32 was not tried"
+            speed = f"at least {_CLEAR:g} times as fast as the base, within the error limit"
+            reason = f"{cell_name(best)} is {speed}; TF32 was not tried"
             results.append(Result(case.id, "skipped", [reason], beaten_by=cell_name(best)))
     return results
 

@@ -146,7 +146,7 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
 
 def _first_runs(session: Session, bench: Bench, result: Result) -> tuple[float, bool]:
     bench.clock.renew(1)
-    # After others were refused, a second first run is warm.
+    # A second first run, after inputs were refused, is warm: the first one's time stays.
     result.figures.setdefault("first_run_s", first_run(session, bench.clock))
     bench.device.read()
     return warm_up(session, bench.clock, bench.task.budget)

@@ -34,6 +34,7 @@ from profiler.processes.messages import Outcome
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
 from profiler.stats.intervals import upper_bound
+from profiler.worker import measure_case as measuring
 from profiler.worker import prepare_model as preparing
 from profiler.worker import sampling
 from profiler.worker.measure_case import measure_case, random_heap
@@ -767,6 +768,14 @@ def test_as_many_items_as_time_allows():
     runs = [(7, 0.1, 1000), (7, 2.0, 1000), (7, 0.1, 2**26), (7, 60.0, 2**30), (100, 0.1, 1000), (5, 0.1, 0)]
     assert [affordable_runs(*each, 100) for each in runs] == [9, 1, 2, 1, 1, 12]
     assert (affordable_runs(8, 0.1, 1000, 5), affordable_runs(8, 0.1, 1000, 20)) == (1, 3)
+
+
+def test_the_first_run_keeps_its_time_where_later_inputs_are_refused(measure, monkeypatch):
+    seconds = iter([5.0, 0.1])
+    monkeypatch.setattr(measuring, "first_run", lambda *given: sampling.first_run(*given) and next(seconds))
+    result = measure(case(ModelSource("begins", factory="case_factories:begins", options={"calls": 2})))
+    assert result.figures["first_run_s"] == 5.0
+    assert list(seconds) == []
 
 
 @pytest.mark.parametrize("runs", [2, 9])
