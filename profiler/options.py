@@ -243,7 +243,7 @@ class RunSuite(Run):
     """Run a published benchmark, and print its tables with your figures."""
 
     config: Path = _argument("A suite's name, such as cnn-benchmarks", metavar="SUITE")
-    refused: ClassVar = (
+    refused: ClassVar[tuple[str, ...]] = (
         *("batch", "shapes", "precision", "engine", "pass_", "inputs", "batch_axis", "data", "metric"),
         *("max_accuracy_loss", "resume", "retry", "trust_code"),
     )

@@ -23,7 +23,7 @@ from profiler import cli
 from profiler.compare import command
 from profiler.errors import ConfigError
 from profiler.job.config import config_of
-from profiler.options import Compare, RunSuite
+from profiler.options import COMMANDS, Compare, RunSuite
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.model_job import _FLAGS
@@ -47,6 +47,11 @@ def test_what_is_given_arrives_under_its_name(given):
     options, plain = given
     assert (list(plain.runs), list(plain.only), plain.format, plain.top) == (["one"], [], "text", 40)
     assert options == Compare(runs=["one", "two"], only=["model=a", "pass=b"], format="md", top=3)
+
+
+def test_every_class_variable_of_the_options_has_a_type_since_python_3_10_reads_no_other():
+    hints = [hint for options, _ in COMMANDS.values() for hint in options.__annotations__.values()]
+    assert "ClassVar" not in hints and any(hint.startswith("ClassVar[") for hint in hints)
 
 
 def test_the_help_of_a_suite_lists_no_option_that_it_refuses():
