@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,14 @@ _NO_PROCESS = ("can't start new thread", "Resource temporarily unavailable")
 
 def resuming(run: Path) -> str:
     """Return the command that resumes the run in that folder."""
-    return f"{PROGRAM} --resume {shlex.quote(str(run))}"
+    return f"{PROGRAM} --resume {shlex.quote(str(run))}{on_threads(run)}"
+
+
+def on_threads(run: Path) -> str:
+    """Return the option --threads of the run in that folder, after a space; empty without one."""
+    with contextlib.suppress(Exception):  # A damaged file is reported where its facts count.
+        return f" --threads {int(json.loads((run / 'environment.json').read_bytes())['threads'])}"
+    return ""
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import PROGRAM, ConfigError, on_threads
 from profiler.job.case import Filter, parse_only, setting_words
 from profiler.options import Layers as Options
 from profiler.results.layers import Layer, Profiled, match_layers, profiled, together
@@ -73,7 +73,7 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
         warnings = rows["warnings"].explode().drop_nulls()
         reasons = warnings.filter(warnings.str.starts_with("no-layers"))
         reason = f" ({reasons[0]})" if len(reasons) else ""
-        command = f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))} --profile"
+        command = f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))} --profile{on_threads(run)}"
         raise ConfigError(f"layers {run}: this run has no layers{reason}; measure them by {command}")
     if only is not None:
         check_only(only, runs.results)

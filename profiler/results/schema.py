@@ -46,6 +46,7 @@ class _Facts(BaseModel):
     usd_per_hour: Price | None = None
     cpu_cores: Count | None = None
     cores: list[Count] | None = None
+    threads: Count | None = None
     torch_threads: Count | None = None
     memory_mib: Positive | None = None
     gpu_memory_mib: Positive | None = None

@@ -242,6 +242,7 @@ def resolved(
         replicated = config.model_copy(update={"replicates": options.replicates})
         cases = make_plan(replicated, target.kind, hardware=target.hardware)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
+    environment |= {"threads": options.threads} if options.threads else {}
     return Start(options, console, config, target, environment, plan, only_of(cases, only))
 
 
@@ -409,7 +410,6 @@ def going_on(options: Options, run: Path) -> str:
     """Give the command that continues a run."""
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
-    words += ["--threads", str(options.threads)] if options.threads else []
     words += ["--retry"] if options.retry else []
     words += ["--all"] if options.all else []
     words += ["--strict"] if options.strict else []

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from matrix_product import write_product
 
+from profiler.errors import resuming
 from profiler.job.config import load_config
 from profiler.run import model_job
 
@@ -25,7 +26,7 @@ def test_a_model_to_the_end(model, profiler, monkeypatch):
     folder = model.parent
     monkeypatch.setattr(model_job, "_BUDGET", {"seconds": 0.05, "repeats": 0.0})
     variables = {"PROFILER_CACHE": str(folder / "cache"), "AS_IF_QUIET": "yes"}
-    line = ["tiny.onnx", "--batch", "1,4", "--engine", "ort,openvino", "--device", "cpu"]
+    line = ["tiny.onnx", "--batch", "1,4", "--engine", "ort,openvino", "--device", "cpu", "--threads", "1"]
     done = profiler(*line, cwd=folder, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (folder / "results").iterdir()
@@ -35,6 +36,8 @@ def test_a_model_to_the_end(model, profiler, monkeypatch):
     }
     named = re.findall(r"tiny, .*?: (?:Deploy .*?, batch (\d): |No recommendation yet: )", done.stdout)
     assert len(named) == 2, done.stdout
+    assert all("--threads 1" in command for command in re.findall("--resume .*", done.stdout))
+    assert resuming(run).endswith(" --threads 1")
     # What it says to go on with is what it was of.
     commands = re.findall(r"Export: python -m profiler (recommend .*) --export deploy/", done.stdout)
     batches = []

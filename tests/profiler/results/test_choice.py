@@ -7,6 +7,7 @@ from typing import Any
 import handmade
 import pytest
 
+from profiler.errors import resuming
 from profiler.recommend.answer import Request, cells_of, decide
 from profiler.recommend.command import _why, headline, kept_out, settling
 from profiler.results.cells import cells
@@ -138,6 +139,15 @@ def test_nothing_is_recommended_without_ground(rows, objective, status, code, co
     assert (choice.best is None) == (code == "unmeasured")
     assert (settling(choice, "a/run") or "").removeprefix("python -m profiler ") == command
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
+
+
+@pytest.mark.parametrize(
+    ("facts", "option"),
+    [('{"threads": 2}', " --threads 2"), *((text, "") for text in ('{"threads": "2; rm"}', '{"threads": 1e999}', "["))],
+)
+def test_a_command_that_resumes_a_run_has_its_number_of_threads(facts, option, tmp_path):
+    (tmp_path / "environment.json").write_text(facts)
+    assert resuming(tmp_path).endswith(f"--resume {tmp_path}{option}")
 
 
 def test_an_open_choice_is_narrowed_at_its_own_batch_and_shape():
