@@ -118,7 +118,8 @@ def settling(choice: Choice, folder: str) -> str | None:
             is_busy = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_busy}"
         case Reason(code="open" | "one-process"):
-            return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_best_and_base(choice))}"
+            again = f" --retry {WHEN_IDLE}" * ((choice.doubt.have or 0) > 1)
+            return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_best_and_base(choice))}{again}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 

@@ -248,7 +248,7 @@ def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: 
     if 2 * sum(DISTURBED in cell["footnotes"] for cell in measured) > len(measured):
         return Reason("disturbed", text=cell_name(best))
     if figure in WITH_ENDS and best[ends_of(figure)[0]] is None:
-        return Reason("one-process", text=cell_name(best))
+        return Reason("one-process", have=best["measured"], text=cell_name(best))
     base = next((rival for rival in rivals if rival.cell["is_base"]), None)
     sides = [best, base.cell] if base else [best]
     ends = [tuple(map(side.get, ends_of(figure))) for side in sides] if figure in WITH_ENDS else []

@@ -33,7 +33,7 @@ _MOST_ITEMS = 1_000_000
 class Reason:
     """A reason as data: a code, a value of `figure` with its interval, and its limit.
 
-    `have` is the number of samples so far; `text` is a name for the template, such as a cell's.
+    `have` is the number of samples or processes so far; `text` is a name for the template, such as a cell's.
     """
 
     code: str
@@ -133,6 +133,12 @@ def _open(reason: Reason) -> str:
     return f"{reason.text} leads, at {ends} the base's speed"
 
 
+def _one_process(reason: Reason) -> str:
+    quiet = f"the only quiet one of {numbers.count(reason.have or 0)} processes"
+    processes = quiet if (reason.have or 0) > 1 else "one process"
+    return f"{reason.text} leads, by {processes}; its spread was not measured on this machine"
+
+
 _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "worse": _worse,
     "unclear": lambda reason: f"{_worse(reason)}, not told apart",
@@ -151,6 +157,6 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by a factor that other work leaves unknown",
     "open": _open,
-    "one-process": lambda reason: f"{reason.text} leads, by one process; its spread was not measured on this machine",
+    "one-process": _one_process,
     "not-measured": lambda reason: f"not measured: {reason.text}",
 }

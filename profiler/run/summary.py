@@ -210,10 +210,11 @@ def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, p
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
-    if cells.filter(OK, pl.col("latency_low_ms").is_null(), pl.col("latency_ms") > 0).height:
-        lines.append(
-            f"{numbers.ASSUMED}: one process; spread not measured on this machine. --replicates 3 measures it."
-        )
+    without_ends = cells.filter(OK, pl.col("latency_low_ms").is_null(), pl.col("latency_ms") > 0)
+    if processes := without_ends["measured"].to_list():
+        several = f", or one quiet of {max(processes)}" * (max(processes) > 1)
+        advice = f"--replicates {ENOUGH if several else 3} measures it"
+        lines.append(f"{numbers.ASSUMED}: one process{several}; spread not measured on this machine. {advice}.")
     with_ends = [cell for cell in factors if cell["factor_low"]]
     if wide := [cell["measured"] for cell in with_ends if cell["factor_high"] > _WIDE * cell["factor_low"]]:
         again = f"; --resume RUN --replicates {ENOUGH} narrows them" * (min(wide) < ENOUGH)

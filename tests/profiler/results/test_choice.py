@@ -79,6 +79,12 @@ def test_the_option_that_admits_a_configuration_is_that_of_the_limit_it_misses(l
 
 BASE, BUSY = handmade.row("eager", ms=2.0), ["disturbed: other work"]
 BEATEN = handmade.row("ort", "tf32", ms=None, status="skipped", beaten_by="compiled fp16")
+UNKNOWN = handmade.row("ort", ms=1.0, latency_spread=None, latency_spread_free=None)
+DISTURBED = [
+    handmade.row("ort", ms=3.0, replicate=n, warnings=BUSY, latency_spread=None, latency_spread_free=None)
+    for n in (1, 2)
+]
+AT = "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"
 HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
 
@@ -113,9 +119,11 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([*spread("eager", 900.0, 60.0), handmade.row("ort", ms=1.0)], "latency", "undecided", "busy",
          "--resume a/run --retry --wait-for-idle 10"),
         ([*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12)], "latency", "undecided", "open",
-         "--resume a/run --replicates 5 --only "
-         "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"),
+         f"--resume a/run --replicates 5 --only {AT}"),
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
+        ([BASE, UNKNOWN], "latency", "undecided", "one-process", f"--resume a/run --replicates 5 --only {AT}"),
+        ([BASE, UNKNOWN, *DISTURBED], "latency", "undecided", "one-process",
+         f"--resume a/run --replicates 5 --only {AT} --retry --wait-for-idle 10"),
         # ort's TF32 was skipped because of an fp16 that its error excludes, or that --only leaves out.
         ([BASE, handmade.row("compiled", "fp16", ms=0.5, rel_l2_error_high=0.5), handmade.row("compiled", "tf32"),
           BEATEN], "latency", "undecided", "skipped", "--resume a/run --all"),

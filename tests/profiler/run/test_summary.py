@@ -160,6 +160,23 @@ def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells():
     assert "Not measured" not in printed(row("eager"), row("ort"))
 
 
+@pytest.mark.parametrize(
+    ("busy", "note"),
+    [
+        (0, "±?: one process; spread not measured on this machine. --replicates 3 measures it."),
+        (
+            2,
+            "±?: one process, or one quiet of 3; spread not measured on this machine. --replicates 5 measures it.",
+        ),
+    ],
+)
+def test_a_figure_without_an_interval_is_of_one_process_or_of_the_only_quiet_one(busy, note):
+    rows = [handmade.row("ort", ms=1.0)]
+    rows += [handmade.row("ort", ms=3.0, replicate=n + 1, warnings=["disturbed: other work"]) for n in range(busy)]
+    results = handmade.frame(row | {"latency_spread": None, "latency_spread_free": None} for row in rows)
+    assert note in on_console(print_results, results, cells(results))
+
+
 # Single layers: one table a layer
 
 
