@@ -53,7 +53,7 @@ _LARGEST = [
     *(figure("Largest batch", "largest", numbers.whole), field("peak_memory_mib")),
     *(figure("Too large", "refused", numbers.whole), prose("Why", "why")),
 ]
-_STYLES = {"unsupported": "yellow", "skipped": "dim"}
+_STYLES = {"unsupported": "yellow", "skipped": "dim", "waiting": "dim"}
 _WIDE = 2.0
 """A range is called wide if its ends differ by more than this ratio."""
 
@@ -183,7 +183,7 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Print each reason once, with its cases."""
     axes = ("variant", "precision", "pass", "model")
     columns = pl.len(), pl.col(axes).unique(maintain_order=True), pl.col("log").drop_nulls().first()
-    reasons = not_measured(results.filter(pl.col("status") != "waiting"), ["status", "reason"], *columns)
+    reasons = not_measured(results, ["status", "reason"], *columns)
     if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))

@@ -149,11 +149,12 @@ def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells():
         row("ort-tuned", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
         row("compiled", ms=None, status="oom", reason="out of memory", batch_size=64, log="logs/compiled.log"),
         row("trt", ms=None, status="crashed", reason="ended by SIGSEGV"),
+        row("openvino", ms=None, status="waiting", reason="the run ended before"),
     )
     _, listed = text.split("Not measured")
     assert listed.count("TF32 needs a GPU") == 1
-    assert listed.count("log:") == listed.count("log: logs/compiled.log") == 1
-    for word in ("unsupported", "oom", "crashed", "ended by SIGSEGV", "ort, ort-tuned", "compiled", "batch 64"):
+    assert listed.count("batch 64") == listed.count("log:") == listed.count("log: logs/compiled.log") == 1
+    for word in ("unsupported", "oom", "crashed", "ended by SIGSEGV", "ort, ort-tuned", "compiled", "waiting"):
         assert word in listed
     failed = printed(row("ort", ms=None, reason="no luck"))
     assert "no luck" in failed and "Latency" not in failed and "In parentheses" not in failed
