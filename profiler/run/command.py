@@ -28,7 +28,7 @@ from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import QUICK, Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, machine_keys
-from profiler.job.plan import make_plan, only_of, searched
+from profiler.job.plan import estimate_seconds, make_plan, only_of, searched
 from profiler.machine.target import Target, check_device, describe, resolve_device
 from profiler.options import Report
 from profiler.options import Run as Options
@@ -133,8 +133,10 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         # Unmeasured configurations matter more than replicates.
         first = [case for case in missing if not case.replicate] or missing
         which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in first)))
-        cases = counted(len(missing), "case")
-        start.say(f"{cases} did not fit in {options.within}: {which}; {_what_is_left(start, run)}")
+        cases, budget = counted(len(missing), "case"), start.config.budget
+        seconds = sum(runner.too_long.get(case.id) or estimate_seconds(case, budget) for case in missing)
+        needs = f"about {duration(seconds)} more"
+        start.say(f"{cases} did not fit in {options.within}, {needs}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:
         start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:

@@ -106,6 +106,8 @@ class Runner:
     """End of measuring, on time.monotonic()."""
     last_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each engine's last case, without cached builds."""
+    too_long: dict[str, float] = field(default_factory=dict)
+    """Estimated seconds of the cases that --within left out, by case id."""
     hopeless_cases: int = 0
     search_ended: bool = True
     """False if a search ran out of time."""
@@ -381,7 +383,9 @@ class Runner:
             rate = spent / sum(expected[:number]) if spent else 1.0
             if spent >= allowed:
                 break
-            if self.is_over(self.estimate(task.case, supervisor) if is_estimated else 0.0):
+            seconds = self.estimate(task.case, supervisor) if is_estimated else 0.0
+            if self.is_over(seconds):
+                self.too_long[task.case.id] = seconds
                 continue  # A shorter one may still fit.
             seconds_left = (sum(expected[number:]) + after) * rate
 
