@@ -47,6 +47,7 @@ _KINDS = (
     WarningKind("kept-float", "some operators of the .onnx file stay float32"),
     WarningKind("static-graph", "the model could be exported for one batch size and shape only"),
     WarningKind("no-accuracy", "the outputs could not be scored on the given data"),
+    WarningKind("unlabelled", "the data have no labels, so errors are measured and accuracy is not"),
     WarningKind("few-items", "only a part of the given data was scored before the timeout"),
     WarningKind("calibration", "int8 was calibrated on seeded data, so its error says nothing"),
     WarningKind("unproven", "the types of convolutions and products could not be seen"),

@@ -54,6 +54,8 @@ _LARGEST = [
     *(figure("Too large", "refused", numbers.whole), prose("Why", "why")),
 ]
 _STYLES = {"unsupported": "yellow", "skipped": "dim", "waiting": "dim"}
+_NOTES = {"no-accuracy": "No accuracy of {}: {}.", "unlabelled": "{}: {}."}
+"""Map a kind of warning to the note of a model and the warning's text."""
 _WIDE = 2.0
 """A range is called wide if its ends differ by more than this ratio."""
 
@@ -206,7 +208,7 @@ def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, p
         lines.append(f"Accuracy: of {max(scored):,} scored items of the data; others calibrate int8.")
     rows = results.filter(OK).select("model", "warnings").iter_rows()
     warnings = ((model, Warning.parse(text)) for model, texts in rows for text in texts or ())
-    lines += dict.fromkeys(f"No accuracy of {model}: {w.text}." for model, w in warnings if w.kind == "no-accuracy")
+    lines += dict.fromkeys(_NOTES[w.kind].format(model, w.text) for model, w in warnings if w.kind in _NOTES)
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")

@@ -101,9 +101,9 @@ def verify(
         proof.details = {**proof.details, "gpu_uuid": task.gpu}
     result.warnings += [*remarks(case, proof), *_static_graph(task)]
     if task.scores and case.source.data and case.pass_ == "inference" and not has_labels(task):
-        unlabelled = "the data have no labels; they gave inputs, errors and int8's ranges"
-        why = "the data's items have another shape" if model.labels else unlabelled
-        result.warnings.append(Warning("no-accuracy", why))
+        another_shape = Warning("no-accuracy", "the data's items have another shape")
+        unlabelled = Warning("unlabelled", "the data have no labels, so errors are measured and accuracy is not")
+        result.warnings.append(another_shape if model.labels else unlabelled)
     if (graph := model.onnx.get(graph_of(case))) and graph.in_float32:
         result.warnings.append(Warning("kept-float", f"{graph.in_float32} stayed float32 between casts"))
     result.take(mismatch(case, proof))

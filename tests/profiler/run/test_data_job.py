@@ -214,7 +214,7 @@ def test_labels_decide_where_outputs_are_far_from_the_references(run, rows, prof
 def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, rows, profiler):
     base, row = rows["bare/eager/fp32"], rows["bare/ort/int8"]
     assert row["calibrated"] and row["rel_l2_error_high"] < 0.1 and row["accuracy"] is base["accuracy"] is None
-    assert "no-accuracy: the data have no labels; they gave inputs, errors and int8's ranges" in row["warnings"]
+    assert "unlabelled: the data have no labels, so errors are measured and accuracy is not" in row["warnings"]
     done = profiler("job.yaml", "--dry-run", cwd=run.parent.parent)
     assert "bare.npz has no labels: it gives inputs, errors and int8's ranges, but no accuracy." in done.stdout
     assert "digits.npz adds 27 calls a case at batch 32." in done.stdout, "833 items"

@@ -254,6 +254,8 @@ def test_no_figure_of_a_busy_row_is_printed():
 
 
 def test_data_that_give_no_accuracy_are_told_once():
-    unlabelled = {"warnings": ["no-accuracy: the data have no labels"]}
-    text = printed(row("eager", **unlabelled), row("ort", **unlabelled))
-    assert text.count("No accuracy of net: the data have no labels.") == 1
+    for warning, note in (
+        ("no-accuracy: no output holds items", "No accuracy of net: no output holds items."),
+        ("unlabelled: the data have no labels", "\nnet: the data have no labels."),
+    ):
+        assert printed(row("eager", warnings=[warning]), row("ort", warnings=[warning])).count(note) == 1
