@@ -21,6 +21,7 @@ _OF_A_SIDE = {"latency_ms": "ms", "latency_low_ms": "low_ms", "latency_high_ms":
 _OF_A_SIDE |= {"gpu_ms": "device_ms", "peak_memory_mib": "memory_mib"}
 _OF_A_SIDE |= {name: name for name in ("status", "reason", "processes", "footnotes")}
 """Name of a cell's column behind `base_` and `side_`."""
+MISSING = "this side has no such case"
 REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
 """The codes of regressions, worst first, with their exit codes."""
 
@@ -111,7 +112,8 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
     code = pl.coalesce(pl.when(test).then(pl.lit(code)) for code, test in tests.items()).cast(pl.Enum([*REGRESSIONS]))
     status = pl.concat_str("side_status", "side_reason", separator=": ", ignore_nulls=True)
     ends = {"ratio": "ratio", "low": "ratio_low", "high": "ratio_high"}
-    reason = pl.when(pl.col("side_status") != "ok").then(status)
+    is_missing = pl.col("side_status").is_null()
+    reason = pl.when(is_missing).then(pl.lit(MISSING)).when(pl.col("side_status") != "ok").then(status)
     rows = cells.select("base", "side", code=code, cell=cell_name(), **ends, limit=limit, reason=reason)
     return rows.drop_nulls("code").sort("code", "ratio", nulls_last=True, maintain_order=True)
 

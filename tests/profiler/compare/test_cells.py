@@ -220,7 +220,7 @@ def test_a_regression_is_read_off_the_interval_and_the_status(side, code):
         assert (row["cell"], row["side"], row["limit"]) == ("resnet50/eager/inference/fp32/b1", "b", 0.05)
         assert [row[name] for name in ("ratio", "low", "high")] == [cell[f"ratio{e}"] for e in ("", "_low", "_high")]
         failed = side[0].get("status") if side else None
-        assert row["reason"] == (f"{failed}: no luck" if failed else None)
+        assert row["reason"] == (f"{failed}: no luck" if failed else None if side else "this side has no such case")
 
 
 def test_the_worst_come_first_and_what_only_failed_before_is_none():
