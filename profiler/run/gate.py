@@ -48,7 +48,7 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner, Supervisor
 from profiler.stats.intervals import rounds_interval
 from profiler.stats.samples import Interval
-from profiler.tables.numbers import counted, duration, percent, relative
+from profiler.tables.numbers import counted, duration, grouped, percent, relative
 
 REVISION = "git:"
 _LIMIT, _WITHIN = "5%", "3m"
@@ -56,6 +56,7 @@ _SECONDS = 0.5
 """Sampling time of a process: the spread between processes exceeds the error of half a second's median."""
 _LOOK_SECONDS = 0.5
 """Time for reading the load of the cores."""
+_MOST_NAMES = 3
 _MODULE_PRESETS: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
 _GRAPH_PRESETS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
 """Default presets. The device sets their latency; launches from the host vary by a factor of two between processes."""
@@ -158,9 +159,10 @@ def execute(options: Options, console: Console) -> int:
         for runner in runners:
             write_results(runner, Console(file=io.StringIO()), is_gate=True)
     trim(default_root(), most_bytes())
-    if unpaired:
-        note = f"Not compared: {counted(unpaired, 'case')} that only one side has or can run"
-        console.print(Text(note, style="dim"))
+    for why, names in grouped(unpaired).items():
+        others = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        note = f"Not compared: {'; '.join(names[:_MOST_NAMES])}{others}: {why}"
+        console.print(Text(note, style="dim"), soft_wrap=True)
     for cell in cells:
         console.print(Text(f"{cell.name}: {cell.describe(against, limit)}"), soft_wrap=True)
     places = f"new {runners[0].run.path}, old {runners[1].run.path}"
@@ -247,8 +249,8 @@ def _add_round(cell: Pair, number: int, new: Supervisor, old: Supervisor) -> boo
     return True
 
 
-def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], int]:
-    """Pair the cells of both sides, and count those that only one has or can run.
+def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], list[tuple[str, str]]]:
+    """Pair the cells of both sides; return also why other cells are not compared, each with its name.
 
     Names of models must agree, unless each side has only one model. Raises ConfigError if nothing can be paired.
     """
@@ -266,7 +268,12 @@ def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], int]:
     for key in shared:
         why = keyed[0][key].unsupported
         pairs.append(Pair(keyed[0][key], keyed[1][key], len(shared), problem=why, fails=why is not None))
-    return pairs, len((runnable[0] | runnable[1]) - {*shared})
+    unpaired = []
+    for ours, others, side in ((keyed[0], keyed[1], "old"), (keyed[1], keyed[0], "new")):
+        for key in [key for key, case in ours.items() if case.unsupported is None and key not in shared]:
+            why = others[key].unsupported if key in others else "it has no such case"
+            unpaired.append((f"the {side} side: {why}", Pair(ours[key], ours[key], 1).name))
+    return pairs, unpaired
 
 
 def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -> None:

@@ -60,7 +60,7 @@ def test_of_two_models_the_cells_are_paired_whatever_their_names():
     (one,), alone = pair(
         [CASE, replace(CASE, replicate=1), unsupported], [OLD, replace(OLD, precision="fp16", unsupported="not here")]
     )
-    assert (one.new, one.old, one.tests, alone) == (CASE, OLD, 1, 0)
+    assert (one.new, one.old, one.tests, alone) == (CASE, OLD, 1, [])
     both, _ = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16")])
     assert [each.problem for each in both] == [None, "not here"]
     assert {each.tests for each in both} == {2}
@@ -69,7 +69,10 @@ def test_of_two_models_the_cells_are_paired_whatever_their_names():
 def test_of_jobs_with_several_models_the_names_count():
     (one,), alone = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
     assert one.new == one.old == OLD
-    assert alone == 2
+    assert [why for why, _ in alone] == [f"the {side} side: it has no such case" for side in ("old", "new")]
+    assert [name.partition(",")[0] for _, name in alone] == [CASE.model, "third"]
+    at_2 = replace(CASE, batch_size=2)
+    assert pair([CASE, at_2], [CASE, replace(at_2, unsupported="no GPU")])[1][0][0] == "the old side: no GPU"
     with pytest.raises(ConfigError, match="nothing in common that runs here"):
         pair([CASE], [replace(OLD, batch_size=2)])
 
