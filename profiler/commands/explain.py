@@ -63,7 +63,7 @@ def execute(options: Options, console: Console) -> int:
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
     limits = read_limits(options)
-    check_scored(limits, read_results(options.run), cell["model"])
+    check_scored(limits, read_results(options.run), [cell["model"]])
     if met := _met(cell, limits):
         option = LIMITED_BY[met.figure]
         text = f"{case.model}, {case.variant} {case.precision} costs no accuracy: {met}.\nA lower {option} explains it."

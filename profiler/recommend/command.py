@@ -36,6 +36,7 @@ from profiler.results.reasons import Reason, amount, bound, noun
 from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, meaning
 from profiler.run.command import execute as run_job
+from profiler.run.command import refuse_unlabelled
 from profiler.run.gate import execute as compare_in_turn
 from profiler.tables.numbers import UNITS, error, grouped, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
@@ -182,10 +183,11 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     if options.model is not None:
         check_choice(f"--model, {pass_}", options.model, models)
         rows = rows.filter(model=options.model)
-    check_scored(limits, results, options.model)
+    models = [options.model] if options.model else models
+    check_scored(limits, results, models)
     common = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
     questions = []
-    for model in [options.model] if options.model else models:
+    for model in models:
         settings = rows.filter(model=model)["setting"].unique(maintain_order=True).to_list()
         if options.setting is not None:
             check_choice("--setting", options.setting, [setting or "plain" for setting in settings])
@@ -216,14 +218,12 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def check_scored(limits: Sequence[Limit], results: pl.DataFrame, model: str | None = None) -> None:
-    """Raise ConfigError for a limit of the accuracy loss if the models, or the given one, ran without labels."""
-    rows = results.filter(pl.col("model") == model if model else True, status="ok")
-    is_unscored = not rows.is_empty() and rows["accuracy"].is_null().all()
-    if is_unscored and any(limit.figure == "accuracy_loss" for limit in limits):
-        needs = "needs --data with labels, in a job `data` of the model"
-        why = "nothing was scored; if there were labels, a warning of the rows says why"
-        raise ConfigError(f"{LIMITED_BY['accuracy_loss']} {needs}: {why}")
+def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: Sequence[str]) -> None:
+    """Raise ConfigError for a limit of the accuracy loss if one of the models was not scored."""
+    rows = results.filter(pl.col("model").is_in(models), status="ok").group_by("model", maintain_order=True)
+    unscored = rows.agg(pl.col("accuracy").is_null().all()).filter("accuracy")["model"]
+    if any(limit.figure == "accuracy_loss" for limit in limits):
+        refuse_unlabelled(unscored, "; if there were labels, a warning of the rows says why")
 
 
 def _limit(text: str, unit: str) -> float:

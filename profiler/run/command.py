@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,12 +214,22 @@ def open_job(options: Options) -> JobFile | ModelJob:
 def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: str | None = None) -> Config:
     """Validate the job for a device of this kind; the command's options replace its keys."""
     config = job.config(kind, _overrides(options), hardware)
-    data = [str(entry.data) for entry in config.models if entry.data]
-    if options.max_accuracy_loss and not any(labels_in(word) != 0 for word in data):
-        raise ConfigError("--max-accuracy-loss needs --data with labels, in a job `data` of the model")
+    if options.max_accuracy_loss:
+        only, data = parse_only(options.only), {entry.name: getattr(entry, "data", None) for entry in config.subjects}
+        chosen = only.conditions.get("model", data) if only else data
+        unlabelled = [name for name, word in data.items() if not word or labels_in(str(word)) == 0]
+        advice = "; choose others by --only model=NAME" * (len(unlabelled) < len(data))
+        refuse_unlabelled(filter(chosen.__contains__, unlabelled), advice)
     if options.resume is not None:
         config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
     return config
+
+
+def refuse_unlabelled(models: Iterable[str], advice: str) -> None:
+    """Raise ConfigError if models under a limit of the accuracy loss lack labels."""
+    if names := ", ".join(models):
+        needs = "--max-accuracy-loss needs --data with labels, in a job `data` of the model"
+        raise ConfigError(f"{needs}; without: {names}{advice}")
 
 
 def _overrides(options: Options) -> dict[str, Any]:

@@ -213,17 +213,27 @@ def test_labels_decide_where_outputs_are_far_from_the_references(run, rows, prof
 
 def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, rows, profiler):
     base, row = rows["bare/eager/fp32"], rows["bare/ort/int8"]
-    assert row["calibrated"] and row["rel_l2_error_high"] < 0.1 and row["accuracy"] is base["accuracy"] is None
     assert "unlabelled: the data have no labels, so errors are measured and accuracy is not" in row["warnings"]
+    assert row["calibrated"] and row["rel_l2_error_high"] < 0.1 and row["accuracy"] is base["accuracy"] is None
     done = profiler("job.yaml", "--dry-run", cwd=run.parent.parent)
     assert "bare.npz has no labels: it gives inputs, errors and int8's ranges, but no accuracy." in done.stdout
     assert "digits.npz adds 27 calls a case at batch 32." in done.stdout, "833 items"
     words = ("nets:net", "--data", "bare.npz", "--max-accuracy-loss", "1%", "--dry-run", "--device", "cpu")
     refused = profiler(*words, cwd=run.parent.parent)
-    assert refused.returncode == 2 and "--max-accuracy-loss needs --data with labels" in refused.stderr
+    assert refused.returncode == 2 and refused.stderr.endswith("without: nets.net\n"), "there are no others to choose"
     for words in (("recommend", str(run)), ("explain", str(run), "--configuration", "ort/int8")):
         refused = profiler(*words, "--model", "bare", "--max-accuracy-loss", "1%", cwd=run)
         assert refused.returncode == 2 and "needs --data with labels" in refused.stderr
+
+
+def test_a_limit_of_the_loss_needs_labels_of_every_model_before_the_run_and_after_it(run, profiler):
+    for words in (("job.yaml", "--dry-run"), ("recommend", str(run))):
+        for models, is_refused in (("digits", False), ("digits,bare", True)):
+            given = (*words, "--max-accuracy-loss", "20%", "--only", f"model={models}")
+            done = profiler(*given, cwd=run.parent.parent)
+            assert (done.returncode == 2) == is_refused, done.stderr
+            needs = "needs --data with labels, in a job `data` of the model; without: bare; "
+            assert (needs in done.stderr) == is_refused
 
 
 def test_texts_of_tokens_and_a_mask_are_scored(run, rows):
