@@ -183,13 +183,15 @@ def test_without_a_verdict_a_gate_passes_and_says_so_unless_strict(tmp_path, pro
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "words"), [(None, []), ("eager,ort", ["--engine", "eager,ort"])])
-def test_the_action_names_an_engine_only_if_asked(tmp_path, engine, words):
+@pytest.mark.parametrize(("strict", "flag"), [(None, []), ("false", []), ("true", ["--strict"])])
+def test_the_action_names_an_engine_and_is_strict_only_if_asked(tmp_path, engine, words, strict, flag):
     action = yaml.safe_load((Path(__file__).parents[3] / "action.yml").read_text())
     step, inputs = action["runs"]["steps"][1], {name: row.get("default") for name, row in action["inputs"].items()}
-    inputs |= {"model": "job.yaml"} | ({"engine": engine} if engine else {})
+    inputs |= {"model": "job.yaml"} | ({"engine": engine} if engine else {}) | ({"strict": strict} if strict else {})
     (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "python").chmod(0o755)
     given = {key: inputs[key.lower()] for key in step["env"]} | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", step["run"]], env=given, capture_output=True, text=True, check=True)
     before = ["-m", "profiler", "job.yaml", "--against", "git:origin/main"]
-    assert done.stdout.splitlines() == [*before, *words, "--limit", "5%", "--within", "3m", "--junit", "latency.xml"]
+    after = ["--limit", "5%", "--within", "3m", *flag, "--junit", "latency.xml"]
+    assert done.stdout.splitlines() == [*before, *words, *after]
