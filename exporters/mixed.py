@@ -1,4 +1,4 @@
-"""Keep chosen units of a 16-bit or an int8 graph in float32; imports no torch."""
+"""Keep chosen parts of a 16-bit or an int8 graph in float32; imports no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 class MixedGraph:
     """A `graph` of the source in 16 bits, or one of `exporters.int8`, made of the graph `fp32`; `kind` is its name.
 
-    A unit can stay in float32: a node, or in int8 a product and the nodes up to the next, since they share tensors.
+    A part can stay in float32: a node, or in int8 a product and the nodes up to the next, since they share tensors.
     """
 
     source: ModelSource
@@ -44,8 +44,8 @@ class MixedGraph:
     fp32: Path | None = None
 
     @cached_property
-    def units(self) -> list[list[onnx.NodeProto]]:
-        """Return the units in the graph's order."""
+    def parts(self) -> list[list[onnx.NodeProto]]:
+        """Return the parts in the graph's order."""
         nodes = read_onnx(self.graph).graph.node
         if self.kind == DYNAMIC:
             return [[node] for node in nodes if node.op_type == _PRODUCT]
@@ -59,21 +59,21 @@ class MixedGraph:
 
     @cached_property
     def feeders(self) -> list[frozenset[int]]:
-        """Return the units that each unit reads from."""
-        pairs, units = pairs_of(read_onnx(self.graph).graph), list(enumerate(self.units))
-        makers = {name: number for number, unit in units for node in unit for name in node.output}
-        read = [{pairs.get(name, name) for node in unit for name in node.input} for _, unit in units]
-        return [frozenset(makers[name] for name in read[number] & makers.keys()) - {number} for number, _ in units]
+        """Return the parts that each part reads from."""
+        pairs, parts = pairs_of(read_onnx(self.graph).graph), list(enumerate(self.parts))
+        makers = {name: number for number, part in parts for node in part for name in node.output}
+        read = [{pairs.get(name, name) for node in part for name in node.input} for _, part in parts]
+        return [frozenset(makers[name] for name in read[number] & makers.keys()) - {number} for number, _ in parts]
 
-    def nodes(self, units: Collection[int]) -> tuple[Node, ...]:
-        """Describe these units' nodes in the graph's order."""
-        return tuple(_described(node) for unit in sorted(units) for node in self.units[unit])
+    def nodes(self, parts: Collection[int]) -> tuple[Node, ...]:
+        """Describe these parts' nodes in the graph's order."""
+        return tuple(_described(node) for part in sorted(parts) for node in self.parts[part])
 
-    def write(self, units: Collection[int], path: Path) -> None:
-        """Write the graph with these units in float32."""
+    def write(self, parts: Collection[int], path: Path) -> None:
+        """Write the graph with these parts in float32."""
         import onnx
 
-        nodes = [node for unit in units for node in self.units[unit]]
+        nodes = [node for part in parts for node in self.parts[part]]
         if self.kind == DYNAMIC:
             assert self.fp32 is not None, "a quantized graph is made of the fp32 one"
             names = [node.name.removesuffix(_PRODUCT_ENDS[0]) for node in nodes]

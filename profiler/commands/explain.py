@@ -146,7 +146,7 @@ def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console)
 
 def told(explained: Explained, precision: str) -> str:
     """State the error, accuracy and time of the graph, with some parts in float32, and with all of them."""
-    errors, parts = list(map(_error, explained.errors)), counted(explained.units, "part")
+    errors, parts = list(map(_error, explained.errors)), counted(explained.parts, "part")
     if not explained.nodes:
         cause = "look at weights and constants of few bits, or at types that the runtime chooses"
         return f"{errors[0]}; with all {parts} in float32 {errors[2]}, so their type is not the cause: {cause}"
@@ -157,7 +157,7 @@ def told(explained: Explained, precision: str) -> str:
     speeds = ", ".join(f"{_speed(explained.rounds, place)} compared with {name}" for name, place in against.items())
     some = f"With {explained.count} of {parts} in float32: {after}; {speeds}"
     lines = [before, some, f"With all in float32: {whole}"]
-    if explained.count > max(_FEW, _SPREAD * explained.units):
+    if explained.count > max(_FEW, _SPREAD * explained.parts):
         lines.append("The error is spread over the graph: fewer parts do not halve it")
     return "\n".join(lines)
 

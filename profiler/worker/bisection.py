@@ -1,4 +1,4 @@
-"""Find the fewest units of a graph to keep in float32, in few measurements; imports no torch."""
+"""Find the fewest parts of a graph to keep in float32, in few measurements; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from exporters.mixed import Node
 
-Units = frozenset[int]
-Errors = dict[Units, float]
-"""The relative error with these units in float32; infinity for outputs that are not finite."""
+Parts = frozenset[int]
+Errors = dict[Parts, float]
+"""The relative error with these parts in float32; infinity for outputs that are not finite."""
 _NOISE = 1.0
 """A larger error counts as this one: the output is noise."""
 _DROPS = 24
@@ -22,7 +22,7 @@ _SPREAD = 4
 
 @dataclass(frozen=True)
 class Explained:
-    """The `nodes` of `count` of a graph's `units`, or none if no units help.
+    """The `nodes` of `count` of a graph's `parts`, or none if no parts help.
 
     `errors` has the error with nothing, with these nodes and with everything in float32; each of the `rounds` has a
     call's ms in this order.
@@ -30,50 +30,50 @@ class Explained:
 
     nodes: tuple[Node, ...]
     count: int
-    units: int
+    parts: int
     errors: tuple[float, float, float]
     rounds: tuple[tuple[float, ...], ...] = ()
     accuracies: tuple[float, ...] = ()
     """On the user's data, in the same order."""
 
 
-def bisect(feeders: Sequence[Units], measure: Callable[[Units], float]) -> tuple[Units, Errors]:
-    """Find units that at least halve the error, none if all of them do not; return all errors, too.
+def bisect(feeders: Sequence[Parts], measure: Callable[[Parts], float]) -> tuple[Parts, Errors]:
+    """Find parts that at least halve the error, none if all of them do not; return all errors, too.
 
-    `feeders` has the units that each unit reads from. The last unit of the shortest sufficient start matters. A bad
-    unit of n, alone or with its feeder, takes at most log2(n) + 4 measurements.
+    `feeders` has the parts that each part reads from. The last part of the shortest sufficient start matters. A bad
+    part of n, alone or with its feeder, takes at most log2(n) + 4 measurements.
     """
     errors = Errors()
 
-    def suffices(units: Units) -> bool:
-        if units not in errors:
-            error = measure(units)
-            errors[units] = error if math.isfinite(error) else math.inf
-        return errors[units] < min(errors[Units()], _NOISE) / 2
+    def suffices(parts: Parts) -> bool:
+        if parts not in errors:
+            error = measure(parts)
+            errors[parts] = error if math.isfinite(error) else math.inf
+        return errors[parts] < min(errors[Parts()], _NOISE) / 2
 
-    suffices(Units())
+    suffices(Parts())
     if not suffices(_range(0, len(feeders))):
-        return Units(), errors
+        return Parts(), errors
     end, size = _smallest(1, len(feeders), lambda end: suffices(_range(0, end))), 2
-    first, units = end - 1, Units({end - 1})
-    if not suffices(units) and not suffices(units := units | feeders[end - 1]):
+    first, parts = end - 1, Parts({end - 1})
+    if not suffices(parts) and not suffices(parts := parts | feeders[end - 1]):
         while size < end and not suffices(_range(end - size, end)):
             size *= 2
         first = end - _smallest(size // 2 + 1, min(size, end), lambda size: suffices(_range(end - size, end)))
-        units = _range(first, end)
-    needed, part, limit = Units({first, end - 1}), len(units), len(errors) + _DROPS
-    while part > 1 and len(errors) < limit:  # Drop halves of the others, then quarters and so on.
-        part, before = (part + 1) // 2, units
-        others = sorted(units - needed)
-        for start in range(0, len(others), part):
-            fewer = units.difference(others[start : start + part])
-            units = fewer if suffices(fewer) else units
-        limit = len(errors) if units == before and len(others) >= _SPREAD * part else limit
-    return units, errors
+        parts = _range(first, end)
+    needed, step, limit = Parts({first, end - 1}), len(parts), len(errors) + _DROPS
+    while step > 1 and len(errors) < limit:  # Drop halves of the others, then quarters and so on.
+        step, before = (step + 1) // 2, parts
+        others = sorted(parts - needed)
+        for start in range(0, len(others), step):
+            fewer = parts.difference(others[start : start + step])
+            parts = fewer if suffices(fewer) else parts
+        limit = len(errors) if parts == before and len(others) >= _SPREAD * step else limit
+    return parts, errors
 
 
-def _range(start: int, end: int) -> Units:
-    return Units(range(start, end))
+def _range(start: int, end: int) -> Parts:
+    return Parts(range(start, end))
 
 
 def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int:

@@ -22,7 +22,7 @@ from profiler.stats.samples import median
 from profiler.tables import numbers
 from profiler.worker import checks, parity
 from profiler.worker.accuracy import has_labels, score_items
-from profiler.worker.bisection import Explained, Units, bisect
+from profiler.worker.bisection import Explained, Parts, bisect
 from profiler.worker.clock import Clock, CpuClock, CudaClock
 from profiler.worker.sampling import warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
@@ -50,28 +50,28 @@ def explain(argument: tuple[Task, Path], report: Report) -> Explained:
     mixed = MixedGraph(case.source, job.graph, graph_of(case), fp32.path if fp32 else None)
 
     @contextmanager
-    def opened(units: Units) -> Iterator[Session]:
+    def opened(parts: Parts) -> Iterator[Session]:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            graph = Path(folder) / path.name if units else job.graph
-            if units:
-                mixed.write(units, graph)
+            graph = Path(folder) / path.name if parts else job.graph
+            if parts:
+                mixed.write(parts, graph)
             inputs = tuple(array.copy() for array in job.inputs)  # A session may overwrite its own.
             with closing(engines.open_session(case.engine, replace(job, onnx=graph, inputs=inputs))) as session:
                 yield session
 
-    def measure(units: Units) -> float:
-        with opened(units) as session:
+    def measure(parts: Parts) -> float:
+        with opened(parts) as session:
             error = _error(session, task, reference)
-        report(Progress(f"error {numbers.error(error)} with {len(units)} of {len(mixed.units)} parts in float32"))
+        report(Progress(f"error {numbers.error(error)} with {len(parts)} of {len(mixed.parts)} parts in float32"))
         return error
 
-    units, errors = bisect(mixed.feeders, measure)
+    parts, errors = bisect(mixed.feeders, measure)
     nothing, everything, *_ = (*errors.values(), math.inf)
-    result = Explained(mixed.nodes(units), len(units), len(mixed.units), (nothing, errors[units], everything))
-    if not units:
+    result = Explained(mixed.nodes(parts), len(parts), len(mixed.parts), (nothing, errors[parts], everything))
+    if not parts:
         return result
-    mixed.write(units, path)
-    with opened(Units()) as before, opened(units) as after, opened(Units(range(len(mixed.units)))) as whole:
+    mixed.write(parts, path)
+    with opened(Parts()) as before, opened(parts) as after, opened(Parts(range(len(mixed.parts)))) as whole:
         sessions = before, after, whole
         accuracies = _accuracies(task, sessions) if has_labels(task) else ()
         return replace(result, rounds=_time_in_turn(sessions, clock, task), accuracies=accuracies)

@@ -115,7 +115,7 @@ def test_overflow_planted_anywhere_in_fp16_is_found(seed, tmp_path):
     kept, errors = bisect(mixed.feeders, error_of(mixed, tmp_path, x, truth))
     assert {f"m{bad}", f"d{bad}"} == {name for name, *_ in mixed.nodes(kept)}
     assert errors[kept] < 0.05
-    assert len(errors) <= math.ceil(math.log2(len(mixed.units))) + 4
+    assert len(errors) <= math.ceil(math.log2(len(mixed.parts))) + 4
 
 
 @pytest.mark.parametrize("kind", PLACEMENTS)
@@ -143,5 +143,5 @@ def test_outlier_channel_planted_anywhere_in_int8_is_found(seed, kind, tmp_path)
     assert f"c{bad + 1}" in convolutions
     assert convolutions <= {f"c{bad}", f"c{bad + 1}"}
     assert errors[kept] < errors[frozenset()] / 2
-    assert errors[frozenset(range(len(mixed.units)))] < 1e-5, "weights are those of the fp32 graph"
-    assert len(errors) <= math.ceil(math.log2(len(mixed.units))) + 4
+    assert errors[frozenset(range(len(mixed.parts)))] < 1e-5, "weights are those of the fp32 graph"
+    assert len(errors) <= math.ceil(math.log2(len(mixed.parts))) + 4
