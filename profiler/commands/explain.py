@@ -169,4 +169,4 @@ def _speed(rounds: Sequence[Sequence[float]], other: int) -> str:
 
 
 def _error(value: float) -> str:
-    return f"error {error(value)}" if math.isfinite(value) else "outputs are not finite"
+    return f"error bound {error(value)}" if math.isfinite(value) else "outputs are not finite"

@@ -16,6 +16,7 @@ import engines
 from engines.base import Session, Unsupported, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
+from exporters.inputs import distinct_items
 from exporters.mixed import MixedGraph
 from profiler.processes.messages import Entered, Progress, Report
 from profiler.stats.samples import median
@@ -61,9 +62,9 @@ def explain(argument: tuple[Task, Path], report: Report) -> Explained:
 
     def measure(parts: Parts) -> float:
         with opened(parts) as session:
-            error = _error(session, task, reference)
-        report(Progress(f"error {numbers.error(error)} with {len(parts)} of {len(mixed.parts)} parts in float32"))
-        return error
+            bound = _bound(session, task, reference)
+        report(Progress(f"error bound {numbers.error(bound)} with {len(parts)} of {len(mixed.parts)} parts in float32"))
+        return bound
 
     parts, errors = bisect(mixed.feeders, measure)
     nothing, everything, *_ = (*errors.values(), math.inf)
@@ -89,19 +90,19 @@ def _accuracies(task: Task, sessions: Sequence[Session]) -> tuple[float, ...]:
     return tuple(sum(part[:items]) / items for part in scores)
 
 
-def _error(session: Session, task: Task, reference: parity.Outputs) -> float:
-    """Return the largest error of outputs or hidden channels over the reference's items; infinity beside NaN."""
+def _bound(session: Session, task: Task, reference: parity.Outputs) -> float:
+    """Return the error bound, as rows have it, over the reference's items; infinity beside NaN."""
     session.run(ignore)
     runs = [[array.copy() for array in session.outputs()]]
     items, batch = reference.items, task.case.batch_size
     runs += parity.further_runs(session, task.prepared.specs, batch, runs[0], lambda number: number < items)
     pairs, problems = checks.pairs_of(task, session.output_names(), runs, reference)
-    if not pairs:
-        raise Unsupported(f"nothing can be compared: {'; '.join(problems)}")
     differences = list(map(parity.compare, pairs))
-    errors = [difference.judged for difference in differences]
-    errors += [d.hidden.error for d in differences if d.hidden and d.hidden.counts(task.case.precision)]
-    return max(error if math.isfinite(error) else math.inf for error in errors)
+    if all(difference.is_zero for difference in differences):
+        raise Unsupported(f"nothing can be compared: {'; '.join(problems) or 'the reference is zero'}")
+    distinct = distinct_items(task.prepared.specs)
+    bound = parity.figures(differences, pairs, False, distinct, task.case.precision)["rel_l2_error_high"]
+    return math.inf if bound is None else bound
 
 
 def _time_in_turn(sessions: Sequence[Session], clock: Clock, task: Task) -> tuple[tuple[float, ...], ...]:

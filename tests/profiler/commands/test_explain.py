@@ -57,7 +57,7 @@ def test_planted_layer_is_found_and_its_graph_is_accurate(engine, run, bad, fold
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     assert f"c{bad + 1} " in done.stdout
-    assert " of 10 parts in float32: error" in done.stdout
+    assert " of 10 parts in float32: error bound" in done.stdout
     (graph,) = (run / "explain").glob(f"net-{engine}-*-b1-*.onnx")
     assert f"variants: {{int8: {graph}}}" in done.stdout
     x = np.random.default_rng(5).standard_normal((2, 3, 8, 8), np.float32)
@@ -109,13 +109,13 @@ def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
     few = told(Explained(nodes, 1, 54, (math.inf, 0.012, 0.001), rounds, (0.1, 0.9, 0.95)), "fp16")
     assert few.splitlines() == [
         "outputs are not finite, accuracy 10.00 %, 1 ms",
-        "With 1 of 54 parts in float32: error 1.2e-2, accuracy 90.00 %, 1.5 ms; "
+        "With 1 of 54 parts in float32: error bound 1.2e-2, accuracy 90.00 %, 1.5 ms; "
         "1.50× slower compared with fp16, 2.0× faster compared with all in float32",
-        "With all in float32: error 1.0e-3, accuracy 95.00 %, 3 ms",
+        "With all in float32: error bound 1.0e-3, accuracy 95.00 %, 3 ms",
     ]
     assert "spread over the graph" in told(Explained(nodes, 40, 54, (0.3, 0.1, 0.0), rounds), "int8")
     none = told(Explained((), 0, 54, (0.3, 0.3, 0.25)), "fp16")
-    assert none.startswith("error 3.0e-1; with all 54 parts in float32 error 2.5e-1, so their type is not the cause")
+    assert none.startswith("error bound 3.0e-1; with all 54 parts in float32 error bound 2.5e-1, so their type")
 
 
 def test_a_graph_without_int8_is_no_advice(run, bad, folder, monkeypatch, capsys):

@@ -16,6 +16,7 @@ from runs import Profiler, run_job
 from sklearn.datasets import load_digits
 
 from exporters.dataset import item_order, scored_count
+from profiler.tables.numbers import error
 
 TRAINED = 900
 NETS = f"""
@@ -271,5 +272,6 @@ def test_explain_scores_the_graph_before_and_after_unless_nothing_is_lost(run, p
     before, after, whole = map(float, re.findall(r"accuracy (\d+\.\d+) %", " ".join(done.stdout.split())))
     row = pl.read_parquet(run / "results.parquet").filter(model="digits", variant="ort", precision="int8", replicate=0)
     assert before == pytest.approx(100 * row["accuracy"].item(), abs=0.01) and 80 < after < 100
+    assert f"digits, ort int8: error bound {error(row['rel_l2_error_high'].item())}, " in done.stdout, "as in the row"
     base = pl.read_parquet(run / "results.parquet").filter(model="digits", variant="ort", precision="fp32", replicate=0)
     assert whole == pytest.approx(100 * base["accuracy"].item(), abs=0.01)
