@@ -1,6 +1,6 @@
 """Find the nodes that cost a configuration its accuracy, and write the graph that keeps them in float32.
 
-A configuration that meets the limits costs no accuracy, which is said instead.
+For a configuration within the limits the figure is printed instead.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def execute(options: Options, console: Console) -> int:
     check_scored(limits, read_results(options.run), [cell["model"]])
     if met := _met(cell, limits):
         option = LIMITED_BY[met.figure]
-        text = f"{case.model}, {case.variant} {case.precision} costs no accuracy: {met}.\nA lower {option} explains it."
-        console.print(Text(text), soft_wrap=True)
+        text = f"Nothing to explain in {case.model}, {case.variant} {case.precision}: {met}"
+        console.print(Text(f"{text}.\nA lower {option} explains it."), soft_wrap=True)
         return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
     path.parent.mkdir(exist_ok=True)
