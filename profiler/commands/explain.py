@@ -38,8 +38,7 @@ from profiler.results.run_folder import without_foreign_code
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
 from profiler.stats.intervals import rounds_interval
-from profiler.stats.samples import median
-from profiler.tables.numbers import counted, error, milliseconds, points, relative
+from profiler.tables.numbers import BUSY, counted, error, points, relative
 from profiler.tables.table import of_rows, words
 from profiler.tables.writers import print_table
 from profiler.worker.bisection import Explained
@@ -145,17 +144,16 @@ def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console)
 
 
 def told(explained: Explained, precision: str) -> str:
-    """State the error, accuracy and time of the graph, with some parts in float32, and with all of them."""
+    """State the error and accuracy of the graph, with some parts in float32, and with all of them; compare speeds."""
     errors, parts = list(map(_error, explained.errors)), counted(explained.parts, "part")
     if not explained.nodes:
         cause = "look at weights and constants of few bits, or at types that the runtime chooses"
         return f"{errors[0]}; with all {parts} in float32 {errors[2]}, so their type is not the cause: {cause}"
     accuracies = [f", accuracy {points(share)}" for share in explained.accuracies] or [""] * len(errors)
-    times = [milliseconds(median(ms) or math.nan) for ms in zip(*explained.rounds, strict=True)]
-    before, after, whole = map("{}{}, {}".format, errors, accuracies, times)
-    against = {precision: 0, "all in float32": 2}
-    speeds = ", ".join(f"{_speed(explained.rounds, place)} compared with {name}" for name, place in against.items())
-    some = f"With {explained.count} of {parts} in float32: {after}; {speeds}"
+    before, after, whole = map("{}{}".format, errors, accuracies)
+    speeds = {precision: _speed(explained.rounds, 0), "all in float32": _speed(explained.rounds, 2)}
+    clear = [f"{speed} compared with {name}" for name, speed in speeds.items() if speed != BUSY]
+    some = f"With {explained.count} of {parts} in float32: {'; '.join([after, *clear])}"
     lines = [before, some, f"With all in float32: {whole}"]
     if explained.count > max(_FEW, _SPREAD * explained.parts):
         lines.append("The error is spread over the graph: fewer parts do not halve it")
