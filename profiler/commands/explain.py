@@ -22,7 +22,7 @@ from profiler.errors import ConfigError, check_choice
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.machine.target import resolve_device
+from profiler.machine.target import on_cores, resolve_device, usable_cores
 from profiler.options import Explain as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.holders import Holders
@@ -34,7 +34,7 @@ from profiler.results.choice import MAX_ERROR, Limit
 from profiler.results.columns import LIMITED_BY
 from profiler.results.reading import read_results
 from profiler.results.reasons import Reason
-from profiler.results.run_folder import without_foreign_code
+from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
 from profiler.stats.intervals import rounds_interval
@@ -70,7 +70,9 @@ def execute(options: Options, console: Console) -> int:
         return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
     path.parent.mkdir(exist_ok=True)
-    outcome = _explain(case, folders, path, console)
+    cores = RunFolder(options.run).read_environment().get("cpu_cores") or usable_cores()
+    with on_cores(min(cores, usable_cores())):
+        outcome = _explain(case, folders, path, console)
     if outcome.status != "ok":
         log = f" (log: {outcome.log})" if outcome.log else ""
         console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))

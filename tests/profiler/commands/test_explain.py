@@ -20,8 +20,10 @@ from profiler.commands import explain as command_module
 from profiler.commands.explain import _chosen, told
 from profiler.errors import ConfigError
 from profiler.job.case import Case
+from profiler.machine.target import usable_cores
 from profiler.options import Explain
 from profiler.processes.messages import Outcome
+from profiler.results.run_folder import RunFolder
 from profiler.worker.bisection import Explained
 
 pytestmark = pytest.mark.slow
@@ -120,12 +122,16 @@ def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
     assert none.startswith("error bound 3.0e-1; with all 54 parts in float32 error bound 2.5e-1, so their type")
 
 
-def test_a_graph_without_int8_is_no_advice(run, bad, folder, monkeypatch, capsys):
+def test_a_graph_without_int8_is_no_advice_and_the_cores_are_the_runs(run, bad, folder, monkeypatch, capsys):
+    environment_of = RunFolder.read_environment
+
     def explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:
+        assert usable_cores() == 1
         shutil.copy(folder / "net.onnx", path)
         return Outcome("ok", value=Explained((("c1", "Conv", ""),), 1, 2, (0.5, 0.1, 0.1), ((1.0, 1.0, 1.0),)))
 
     monkeypatch.setattr(command_module, "_explain", explain)
+    monkeypatch.setattr(RunFolder, "read_environment", lambda run: environment_of(run) | {"cpu_cores": 1})
     options = Explain(run=run, configuration="ort/int8", model="net", batch=2, max_error=["1e-9"])
     assert command_module.execute(options, Console()) == 0
     said = capsys.readouterr().out
