@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, engine_row
 from engines.options import Device
 from exporters.cache import default_root
 from exporters.onnx_files import is_float32
@@ -106,8 +105,11 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
     """Return the configuration's case, the folders of its model's code, and its cell. Raises ConfigError."""
     rows = cells(read_results(options.run)).filter(pl.col("pass") == "inference")
     rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
-    asked: dict[str, Any] = {"configuration": options.configuration, "model": options.model}
-    for column, value in (asked | {"batch": options.batch, "setting": options.setting}).items():
+    explainable = {row["configuration"] for row in rows.iter_rows(named=True) if _has_graph(row)}
+    asked = {options.configuration} & {*rows["configuration"]}  # execute() says why it cannot be explained.
+    check_choice("--configuration", options.configuration, sorted(explainable | asked))
+    rows = rows.filter(configuration=options.configuration)
+    for column, value in {"model": options.model, "batch": options.batch, "setting": options.setting}.items():
         name = "batch_size" if column == "batch" else column
         valid = sorted(rows[name].unique())
         if value is not None:
@@ -125,6 +127,12 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
     if case is None:
         raise ConfigError(f"explain: {cell['case_ids'][0]} is not in {bench}; give a configuration of the job")
     return case, folders, cell
+
+
+def _has_graph(row: Row) -> bool:
+    engine = engine_row(row["engine"])
+    is_exact = row["precision"] in ("fp32", "native", *engine.switches)
+    return engine.needs != "torch" and not is_exact and row["status"] != "unsupported"
 
 
 def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console) -> Outcome:
