@@ -12,7 +12,7 @@ from profiler.published import references
 from profiler.published.studies import STUDIES, Study
 from profiler.published.times import BEST_PER_LAYER, NOT_MEASURED, PASSES, TOTALS, break_even, cost_rows
 from profiler.results.cells import compared
-from profiler.tables.numbers import compact, count, listed, mean_factors, milliseconds, natural, times
+from profiler.tables.numbers import compact, count, counted, listed, mean_factors, milliseconds, natural, times
 from profiler.tables.table import Section, Table, figure, prose, words
 from profiler.tables.writers import MARK
 
@@ -21,6 +21,8 @@ OWN = f"{MARK}\u00a0{{}}"
 """The heading of a column of ours; a terminal does not break it after the sign."""
 Claim = Mapping[str, Any]
 _USES = {"inference": "classify", "training": "train on"}
+_LEADS = {"faster": "proven", "unclear": "unclear", "equivalent": "within the margin", None: "without an interval"}
+"""Words for the verdict of the first library over the second."""
 _KEYS = ("network", "pass", "key")
 _WITHOUT_CUDNN = pl.col("implementation").str.starts_with("eager-nocudnn")
 _TIMED = (pl.col("device") == "cpu") | pl.col("gpu_ms").is_not_null()
@@ -152,17 +154,18 @@ def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[st
 
 
 def _winners(ours: pl.DataFrame) -> list[str]:
-    """Count the networks on which each library is proven the fastest, by machine and pass."""
+    """Count the networks on which each library leads, by machine and pass, and the verdicts on its leads."""
     texts, rows = [], ours.filter(~pl.col("swept")).sort("device", descending=True, maintain_order=True)
     for (machine, pass_), part in rows.group_by("machine", "pass", maintain_order=True):
         ranked = part.sort("latency_ms").with_columns(rank=pl.int_range(pl.len()).over("network"))
         both = _pairs(ranked.filter(rank=0), ranked.filter(rank=1), ("network",))
-        proven = both.filter(pl.col("factor_low") > 1)
-        counts = proven["library"].value_counts(sort=True).sort("count", "library", descending=[True, False]).rows()
+        counts = both["library"].value_counts(sort=True).sort("count", "library", descending=[True, False]).rows()
         if both.height:
-            wins = [f"{library} is the fastest on {won} of {both.height} networks" for library, won in counts]
-            ties = [f"the first two tie on {both.height - proven.height}"] * (proven.height < both.height)
-            texts.append(f"On the {machine}, {PASSES[str(pass_)]}: {'; '.join(wins + ties)}.")
+            leads = [f"{library} leads on {won}" for library, won in counts]
+            judged = {word: both["verdict"].eq_missing(verdict).sum() for verdict, word in _LEADS.items()}
+            verdicts = "the lead is " + ", ".join(f"{word} on {number}" for word, number in judged.items() if number)
+            networks = f"On the {machine}, {PASSES[str(pass_)]}, {counted(both.height, 'network')}"
+            texts.append(f"{networks}: {'; '.join([*leads, verdicts])}.")
     return texts
 
 

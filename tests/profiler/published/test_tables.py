@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 from published_rows import case, frame
@@ -144,6 +145,20 @@ def test_the_study_of_minibatches_gives_the_devices_time_per_sample():
     assert peaks[3][3:] == ["32", "64", "out of memory", "256"]
     assert not [text for text in said if "with 256 at a time" in text], "of 256 only the call's time is known"
     assert not any(section.heading.startswith("GPU vs") for section in sections)
+
+
+def test_the_leads_between_libraries_come_with_their_verdicts():
+    unknown = dict.fromkeys(handmade.KNOWN)
+    rows = [case(model, ms=10.0, batch_size=64) for model in ("resnet50", "resnet101", "resnet152")]
+    rows += [case("resnet50", "compiled", ms=5.0, batch_size=64), case("resnet101", "compiled", ms=9.98, batch_size=64)]
+    rows += [case("resnet152", "compiled", ms=20.0, batch_size=64, **unknown)]
+    (said,) = [text for text in made("gpu-study", *rows)[0] if "leads" in text]
+    compiled, eager = (f"PyTorch 2.11 {variant} fp32, cuDNN 9.19" for variant in ("compiled", "eager"))
+    leads = f"{compiled} leads on 2; {eager} leads on 1"
+    verdicts = "the lead is proven on 1, within the margin on 1, without an interval on 1"
+    assert said == f"On the H200, forward + backward, 3 networks: {leads}; {verdicts}."
+    one = made("gpu-study", *[row for row in rows if row["model"] == "resnet50"])[0]
+    assert any(f"1 network: {compiled} leads on 1; the lead is proven on 1." in text for text in one)
 
 
 # The matrix of ratios.
