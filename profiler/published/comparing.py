@@ -99,7 +99,7 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
     ]
     text = (
         "The row's speed over the column's: geometric mean over all networks or layers that both ran, with the range "
-        "of the ratios, intervals included; per image, GPUs and CPUs apart."
+        "of the ratios, intervals included (±? if one is unknown); per image, GPUs and CPUs apart."
     )
     return [Section(MATRIX, [text], [Table("matrix", "", wide, fields, marked="ours")] if wide.height else [])]
 

@@ -70,6 +70,7 @@ _SWEPT = (
 )
 _SUMS = "Own backward is the sum of the medians of gradInput and gradWeight, an own total that of its parts'."
 _WHOLE = "An own total is the median of whole iterations, not the sum of its parts' medians."
+_NO_CLOCK = "A GPU has no device time where the CPU launches too slowly to measure it, or the engine has no such clock."
 _BEST = 'Our "best per layer" takes the lowest time in fp32 of any library, as the source\'s does.'
 _PEAK = "Peak memory is what the process added to the GPU's memory in use, on a CPU to its own resident set."
 _RECORDED = "A row that is missing has none on record."
@@ -186,13 +187,16 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     order = place("network", references.network_names(name))
     rows = rows.with_columns(library=release() if study.by_release else "library")
     rows = _ranked(pl.concat([rows, _missing(rows)], how="diagonal"), order)
+    rows = rows.with_columns(timed=pl.col("ours") & pl.col("total_ms").is_not_null())
+    no_clock = rows.filter("timed", pl.col("gpu_ms").is_null(), device="cuda").height > 0
     batch = _batch(rows, "network")
     fields = [
         *_fields(rows, study.columns),
-        figure("95 %", ("low_ms", "high_ms", "ours"), own_ends, unit="ms", expendable=1),
+        figure("95 %", ("low_ms", "high_ms", "timed"), own_ends, unit="ms", expendable=1),
         *(_milliseconds("Device (ms)", "gpu_ms", expendable=2), *batch, _peak("Peak (MiB)")),
     ]
-    text = [_WHOLE, _PEAK, *[_ONLY_INFER] * (FORWARD_ONLY in rows["why"]), *[_BATCHES] * bool(batch)]
+    notes = [*[_ONLY_INFER] * (FORWARD_ONLY in rows["why"]), *[_BATCHES] * bool(batch)]
+    text = [_WHOLE, *[_NO_CLOCK] * no_clock, _PEAK, *notes]
     heading = f"{study.title}: forward and backward pass"
     return [_section(heading, [" ".join(text)], rows, fields, "published_network")]
 
@@ -240,6 +244,7 @@ def _peaks(name: str, rows: pl.DataFrame, on: str, title: str, *keys: str) -> li
     """Show our peaks of memory, one table per pass, with the columns of the table of times."""
     is_measured = pl.col("peak_memory_mib").is_not_null().any().over(*_SIDE, *keys)
     section = pl.format("peak memory, {}", pl.col("pass").replace(PASSES))
+    is_absent = rows.filter("ours", ~is_measured).height > 0
     rows = rows.filter("ours", is_measured).with_columns(section=section, note=pl.lit(None, pl.String))
     if rows.is_empty():
         return []
@@ -247,7 +252,8 @@ def _peaks(name: str, rows: pl.DataFrame, on: str, title: str, *keys: str) -> li
     headings = {"published_network": "Network", **STUDIES[name].columns, "batch_size": "Batch"}
     fields = _fields(frame, {column: heading for column, heading in headings.items() if column in frame.columns})
     frame = frame.sort("section", maintain_order=True)
-    return [_section(title, [f"{_PEAK} {_RECORDED}"], frame, [*fields, *spread], "section")]
+    text = [_PEAK, *[_RECORDED] * is_absent]
+    return [_section(title, [" ".join(text)], frame, [*fields, *spread], "section")]
 
 
 def _layers(name: str, _: pl.DataFrame, layers: pl.DataFrame, __: pl.DataFrame) -> list[Section]:

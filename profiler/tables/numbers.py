@@ -170,16 +170,16 @@ def unless_busy(form: Format) -> Format:
     return cells
 
 
-def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    """Format both ends of our intervals, with three digits, or with four if three do not tell them apart."""
+def own_ends(low: Iterable[float | None], high: Iterable[float | None], timed: Iterable[bool]) -> list[str]:
+    """Format both ends of our timed rows, with three digits, or with four if three do not tell them apart."""
 
-    def ends(low: float | None, high: float | None, is_ours: bool) -> str:
-        if not is_ours or low is None or high is None:
-            return ""
+    def ends(low: float | None, high: float | None, is_timed: bool) -> str:
+        if not is_timed or low is None or high is None:
+            return ASSUMED if is_timed else ""
         texts = ((significant(low, digits), significant(high, digits)) for digits in (3, 4))
         return next((f"{first}–{last}" for first, last in texts if first != last), "")
 
-    return list(map(ends, low, high, ours))
+    return list(map(ends, low, high, timed))
 
 
 def text(value: Any) -> str:

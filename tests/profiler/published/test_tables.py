@@ -125,6 +125,15 @@ def test_another_batch_size_is_ranked_by_the_time_per_image():
     assert [row[1][-15:] for row in ours if "tf32" not in row[1]] == [], "bold is the lowest an image, too"
 
 
+def test_an_unknown_interval_and_an_unknown_device_time_have_their_reasons():
+    _, sections = made("cnn-benchmarks", case("vgg16", **dict.fromkeys(handmade.KNOWN)))
+    found = lines(sections, "cnn-benchmarks")
+    _, heads, _, ours, theirs = found[found.index(["VGG-16"]) :][:5]
+    at = heads.index("95 %, ms")
+    assert (ours[at], theirs[at].strip()) == ("±?", ""), "published rows have no intervals"
+    assert "A GPU has no device time where" in str([section.paragraphs for section in sections])
+
+
 # Layers, frameworks, minibatches.
 
 
@@ -143,6 +152,7 @@ def test_the_study_of_minibatches_gives_the_devices_time_per_sample():
     assert cells == [["2.00", "1.00", "out of memory", "10.00", called], ["", "6.57", "7.03", "", ""]]
     peaks = lines(sections, "Peak memory")
     assert peaks[3][3:] == ["32", "64", "out of memory", "256"]
+    assert not [part for part in sections if "A row that is missing" in str(part.paragraphs)], "no row is missing"
     assert not [text for text in said if "with 256 at a time" in text], "of 256 only the call's time is known"
     assert not any(section.heading.startswith("GPU vs") for section in sections)
 
@@ -193,7 +203,9 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path):
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
     assert text == page("cnn-benchmarks", *published_tables("cnn-benchmarks", rows, [ENVIRONMENT]), rows, [ENVIRONMENT])
-    assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
+    assert (
+        "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
+    )
     assert "**AlexNet**" in text
     claims = references.read("conclusions").filter(source="cnn-benchmarks")
     assert claims.height > 10
