@@ -23,7 +23,7 @@ from profiler.published.studies import STUDIES, Study
 from profiler.published.tables import Environment, picture, published_tables, title
 from profiler.published.times import NOT_MEASURED
 from profiler.results.reading import read_results, read_runs
-from profiler.tables.numbers import grouped, listed
+from profiler.tables.numbers import grouped, listed, natural
 from profiler.tables.table import Section, Table
 from profiler.tables.writers import MARK, escape_markdown, markdown_section, print_section, slug
 
@@ -117,10 +117,11 @@ def _runs(results: pl.DataFrame, environments: Sequence[Environment]) -> list[st
     lines = []
     for facts in environments:
         machine, chip = facts.get("machine"), facts.get("gpu") or f"{facts.get('cpu')}, {facts.get('cpu_cores')} cores"
-        ids = results.filter(pl.col("machine").eq_missing(machine))["run_id"]
-        days = listed([f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in ids.str.head(8).unique().sort()])
+        rows = results.filter(pl.col("machine").eq_missing(machine))
+        days = listed([f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in rows["run_id"].str.head(8).unique().sort()])
+        pythons = sorted({name for name in (facts.get("python"), *rows["python"]) if name}, key=natural)
         commands = ", then ".join(f"`{shlex.join(words)}`" for words in commands_of(facts))
-        versions = f"torch {facts.get('torch_version')}, Python {facts.get('python')}"
+        versions = f"torch {facts.get('torch_version')}, Python {listed(pythons)}"
         lines.append(f"- {machine or chip}, {days}: {chip}, {versions}; {commands}")
     return lines
 

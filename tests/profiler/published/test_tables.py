@@ -195,7 +195,7 @@ def test_the_matrix_compares_with_each_published_machine_and_our_counterpart():
 
 
 def test_the_page_has_every_table_and_the_sources_statements(tmp_path):
-    console, rows = Console(file=io.StringIO(), width=80), frame(case("vgg16", ms=8495.5))
+    console, rows = Console(file=io.StringIO(), width=80), frame(case("vgg16", ms=8495.5, python="3.10.13"))
     assert present(console, "cnn-benchmarks", rows, [ENVIRONMENT], tmp_path)
     printed = console.file.getvalue()
     assert max(map(len, printed.splitlines())) <= 80
@@ -204,7 +204,7 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path):
     text = (tmp_path / "published.md").read_text()
     assert text == page("cnn-benchmarks", *published_tables("cnn-benchmarks", rows, [ENVIRONMENT]), rows, [ENVIRONMENT])
     assert (
-        "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
+        "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.10.13 and 3.12.3; `python -m profiler job`\n" in text
     )
     assert "**AlexNet**" in text
     claims = references.read("conclusions").filter(source="cnn-benchmarks")
