@@ -5,7 +5,7 @@
 # make verify-gpu       our clocks beside NVBench's           make verify-cpu  beside plain loops
 # make verify-verdicts  how often an interval holds the truth, on pairs of equal configurations
 # make verify-gate      how often --against calls a model slower: itself, and one with a known share more work
-# make test-tensorrt    TensorRT 8.5's names and flags, in a Python 3.10 of its own
+# make test-tensorrt    TensorRT 8.5's names and flags, and the command line, in a Python 3.10 of its own
 # make bench-tables     compare and report over 100,000 cases
 # make soak             faults and kills, 25 times as many as the tests try; SOAK=N for another size
 # make lock             resolve requirements.lock again, within constraints.txt; needs uv
@@ -43,7 +43,7 @@ test-gpu: $(TEST_READY)
 	$(RUN) -m pytest -m gpu --require-gpu
 
 test-tensorrt: $(VENV)-tensorrt/.ready # without a GPU
-	$(VENV)-tensorrt/bin/python -m pytest tests/engines/test_tensorrt_8_5.py
+	$(VENV)-tensorrt/bin/python -m pytest tests/engines/test_tensorrt_8_5.py tests/profiler/test_cli.py
 
 lint: $(TEST_READY)
 	$(RUN) -m ruff check .
