@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -264,6 +264,7 @@ class LayerEntry(_Strict):
     """A single layer by its name, such as L1."""
 
     name: Annotated[str, _word(LAYERS, "layer")]
+    shapes: ClassVar[None] = None
     batch_sizes: BatchSizes | None = None
 
     def source(self) -> ModelSource:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, groupby, islice, product
 from typing import Any
 
 from engines.catalog import ENGINES, PRESETS, unsupported
@@ -53,15 +52,17 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
 
     Raises ConfigError if two cases have the same id, or if there are no cases or too many.
     """
-    if (count := _count_cells(config)) > MOST_CASES:
-        raise ConfigError(f"{count:,} cases, but a plan has at most {MOST_CASES:,}; shorten a list, or split the job")
 
     @functools.cache
     def requirements(engine: str, precision: str) -> str:
         """Explain missing requirements. Cached: a check takes milliseconds, and a plan may have thousands of cells."""
         return explain(missing(ENGINES[engine], device, precision=precision))
 
-    matrix = [list(_cells(config, entry, device, hardware, requirements)) for entry in config.subjects]
+    every = chain.from_iterable(_cells(config, entry, device, hardware, requirements) for entry in config.subjects)
+    cells = list(islice(every, MOST_CASES // config.replicates + 1))
+    if len(cells) * config.replicates > MOST_CASES:
+        raise ConfigError(f"a plan has at most {MOST_CASES:,} cases; shorten a list, or split the job")
+    matrix = [list(group) for _, group in groupby(cells, key=lambda case: case.model)]
     numbers = range(config.replicates)
     rounds = [[replace(case, replicate=number) for case in cells] for number in numbers for cells in matrix]
     cases = [case for cells in rounds[: -len(matrix)] for case in cells]
@@ -73,21 +74,6 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     if not plan:
         raise ConfigError(f"exclude: no case is left of {len(cases)}")
     return plan
-
-
-def _count_cells(config: Config) -> int:
-    optimizers = len(config.training.optimizers) if config.models else 1
-    trained = config.passes.count("training") * (optimizers - 1)
-    cells_per_batch = (len(config.passes) + trained) * len(config.precisions) * len(config.engines) * config.replicates
-    count = 0
-    for entry in config.subjects:
-        shapes = math.prod(len(sizes) for sizes in _varied(entry).values())
-        count += shapes * len(entry.batch_sizes or config.batch_sizes) * cells_per_batch
-    return count
-
-
-def _varied(entry: ModelEntry | LayerEntry) -> Mapping[str, Sequence[int]]:
-    return (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
 
 
 def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
@@ -201,36 +187,34 @@ def _cells(
     unshaped = entry.source()
     precisions = precisions_of(unshaped, config.precisions)
     trainings = config.training.settings(entry.name) if unshaped.layer is None else [_LAYERS]
-    varied = _varied(entry)
-    shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*map(sorted, varied.values()))]
-    batches = entry.batch_sizes or config.batch_sizes
-    for shape, batch_size, pass_, precision in product(shapes, batches, config.passes, precisions):
-        source = at_shape(unshaped, shape, varied)
-        for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
-            engine, options, reason = _resolve(engine_entry, device)
-            if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
+    varied, batches = entry.shapes or {}, entry.batch_sizes or config.batch_sizes
+    for sizes in product(*map(sorted, varied.values())):
+        source = at_shape(unshaped, dict(zip(varied, sizes, strict=True)), varied)
+        for batch_size, pass_, precision, engine_entry in product(batches, config.passes, precisions, config.engines):
+            engine, (options, reason) = engine_entry.engine, _resolve(engine_entry, device)
+            if precision in source.graphs and precision not in config.precisions and engine.needs == "torch":
                 continue  # Only a file has this precision, and the engine runs no files.
-            by_engine = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
-            reason = reason or _untrainable(source, pass_, batch_size, training.accumulation) or by_engine
-            if ENGINES[engine].needs == "onnx" and precision not in ENGINES[engine].switches:
-                reason = reason or not_made(source, precision)
-            if ENGINES[engine].int8_graph == "int8-dynamic" and precision in source.graphs:
-                reason = reason or f"the model's {precision} file is quantized already: ort runs it"
-            reason = reason or requirements(engine, precision) or None
-            yield Case(
-                model=entry.name,
-                engine=engine,
-                variant=engine_entry.label,
-                pass_=pass_,
-                precision=precision,
-                batch_size=batch_size,
-                device=device,
-                replicate=0,
-                source=source,
-                options=options,
-                training=training,
-                unsupported=reason,
-            )
+            by_engine = unsupported(engine, pass_, device, precision, source.kind, hardware)
+            for training in trainings if pass_ == "training" else [PLAIN]:
+                why = reason or _untrainable(source, pass_, batch_size, training.accumulation) or by_engine
+                if engine.needs == "onnx" and precision not in engine.switches:
+                    why = why or not_made(source, precision)
+                if engine.int8_graph == "int8-dynamic" and precision in source.graphs:
+                    why = why or f"the model's {precision} file is quantized already: ort runs it"
+                yield Case(
+                    model=entry.name,
+                    engine=engine.name,
+                    variant=engine_entry.label,
+                    pass_=pass_,
+                    precision=precision,
+                    batch_size=batch_size,
+                    device=device,
+                    replicate=0,
+                    source=source,
+                    options=options,
+                    training=training,
+                    unsupported=why or requirements(engine.name, precision) or None,
+                )
 
 
 def _untrainable(source: ModelSource, pass_: Pass, batch: int, parts: int) -> str | None:
@@ -241,13 +225,11 @@ def _untrainable(source: ModelSource, pass_: Pass, batch: int, parts: int) -> st
     return None
 
 
-def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:
-    """Return the engine's key, its options on this device, and why the entry cannot run on it."""
-    preset = PRESETS.get(entry.name)
-    engine = preset.engine if preset else entry.name
+def _resolve(entry: EngineEntry, device: Device) -> tuple[dict[str, Any], str | None]:
+    """Return the engine's options on this device, and why the entry cannot run on it."""
+    preset, declared = PRESETS.get(entry.name), entry.engine.options.declared()
     if preset and device not in preset.options:
-        return engine, entry.options, f"{entry.name}: {preset.reasons[device]}"
+        return entry.options, f"{entry.name}: {preset.reasons[device]}"
     options = {**(preset.options[device] if preset else {}), **entry.options}
-    foreign = [key for key in options if device not in ENGINES[engine].options.declared()[key].devices]
-    reason = f"option {foreign[0]} of {engine} has no meaning on {device}" if foreign else None
-    return engine, options, reason
+    foreign = [key for key in options if device not in declared[key].devices]
+    return options, f"option {foreign[0]} of {entry.engine.name} has no meaning on {device}" if foreign else None
