@@ -14,38 +14,40 @@ from engines.options import Device
 from exporters.packages import installed_version
 
 
-def missing(engine: Engine, device: Device, precision: str = "") -> list[Requirement]:
-    """List the requirements of `engine` on `device` that this machine lacks; `precision` adds its quantizer."""
+def missing(engine: Engine, device: Device, precision: str = "") -> str:
+    """Explain what `engine` lacks on this machine, "" if nothing; `precision` adds its quantizer."""
     needed = {r.name: r for r in engine.requirements if device in r.devices}
     if quantizer := engine.quantizers.get(precision):
         needed.setdefault(quantizer.name, quantizer)
-    return list(filter(fault, needed.values()))
+    return explain(*needed.values())
 
 
-def explain(requirements: Sequence[Requirement]) -> str:
-    """Name every fault with the command that mends it."""
+def explain(*requirements: Requirement) -> str:
+    """Name every fault with the command that mends it; "" without a fault."""
     faults: dict[str, list[str]] = {}
     for requirement in requirements:
-        faults.setdefault(requirement.install, []).append(fault(requirement) or "")
-    return "; ".join(f"{', '.join(filter(None, reasons))}: {install}" for install, reasons in faults.items())
+        if fault := _fault(requirement):
+            faults.setdefault(requirement.install, []).append(fault)
+    return "; ".join(f"{', '.join(reasons)}: {install}" for install, reasons in faults.items())
 
 
-def fault(requirement: Requirement) -> str | None:
-    """Return why the requirement is not met; None if it is."""
+def _fault(requirement: Requirement) -> str | None:
     names, minimum = requirement.name.split("|"), requirement.minimum
-    if requirement.kind == "program":
-        is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))
-    elif requirement.kind == "file":
+    if requirement.kind == "file":
         module, _, file = requirement.name.partition("/")
         folders = package_folders(module)
         is_there = not folders or any((Path(folder) / file).exists() for folder in folders)
         return None if is_there else f"{Path(file).name} is missing from the installed {module}"
+    if requirement.kind == "program":
+        is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))
     else:
         is_there = any(map(_is_installed, names))
-        version = installed_version(*(requirement.packages or names)) if minimum else None
-        if version and _numbers(version) < _numbers(minimum):
-            return f"{requirement.name} {version} is too old ({minimum} or later is needed)"
-    return None if is_there else f"{' or '.join(names)} is not installed"
+    if not is_there:
+        return f"{' or '.join(names)} is not installed"
+    version = installed_version(*(requirement.packages or names)) if minimum else None
+    if version and _numbers(version) < _numbers(minimum):
+        return f"{requirement.name} {version} is too old ({minimum} or later is needed)"
+    return None
 
 
 def _numbers(version: str) -> list[int]:

@@ -22,7 +22,7 @@ from engines.catalog import ENGINES
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.device import Allocator, Buffer, capture
 from engines.options import TrtOptions
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
 from engines.trt_releases import (
     auxiliary_streams,
@@ -57,7 +57,7 @@ def library(engine: str) -> Any:
     """Import the module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
     row = ENGINES[engine]
     if absent := missing(row, "cuda"):
-        raise Unsupported(explain(absent))
+        raise Unsupported(absent)
     names = row.requirements[0].name.split("|")
     name = next(name for name in names if importlib.util.find_spec(name) is not None)
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from engines.catalog import ENGINES
-from engines.requirements import explain, missing
+from engines.requirements import missing
 
 
 def needs(engine: str) -> pytest.MarkDecorator:
     """A test is skipped, with the reason, where a library of this engine is missing."""
-    why = explain(missing(ENGINES[engine], "cpu"))
+    why = missing(ENGINES[engine], "cpu")
     return pytest.mark.skipif(bool(why), reason=why)
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for
 from exporters.cache import Cache, default_root
 from exporters.inputs import fixed_batch, graph_specs
@@ -108,7 +108,7 @@ def find_engine(word: str, target: str | None, option: str = "--engine") -> tupl
     elif engine.builds != "anywhere":
         raise ConfigError(f"--target: {word} builds only for the GPU that it runs on; leave out --target")
     if absent := missing(engine, "cuda"):
-        raise ConfigError(f"{option} {word}: {explain(absent)}")
+        raise ConfigError(f"{option} {word}: {absent}")
     return engine, gpu
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.catalog import ENGINES, PRESETS, Preset, foreign_hardware
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from exporters.cache import CacheError, check_root, default_root
 from profiler.errors import PROGRAM, WHEN_IDLE
 from profiler.job.case import Case
@@ -108,7 +108,7 @@ def lacks(preset: Preset, target: Target) -> Check | None:
     if reason := foreign_hardware(engine, device, target.hardware):
         return Check("note", preset.name, reason)
     absent = missing(engine, device)
-    return Check("missing", preset.name, explain(absent)) if absent else None
+    return Check("missing", preset.name, absent) if absent else None
 
 
 def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import PASSES, PRECISIONS, Device
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from exporters.cache import check_root, default_root, entries, exclusive, most_bytes
 from exporters.catalog import CATALOG
 from profiler.bundled import suites
@@ -49,7 +49,7 @@ def list_engines(_: Engines, console: Console) -> int:
 def _narrower(engine: Engine, device: Device) -> str:
     absent = {narrow: missing(engine, device, precision=narrow) for narrow in engine.quantizers}
     able = engine.precisions.get(("inference", device), ())
-    return "; ".join(f"for {narrow}: {explain(lack)}" for narrow, lack in absent.items() if lack and narrow in able)
+    return "; ".join(f"for {narrow}: {lack}" for narrow, lack in absent.items() if lack and narrow in able)
 
 
 def list_models(_: Models, console: Console) -> int:

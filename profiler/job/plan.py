@@ -11,7 +11,7 @@ from typing import Any
 
 from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import EIGHT_BITS, PLAIN, PRECISION_TABLE, Device, Pass, Training
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from exporters.catalog import CATALOG
 from exporters.inputs import at_shape
 from exporters.onnx_files import not_made, precisions_of
@@ -56,7 +56,7 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     @functools.cache
     def requirements(engine: str, precision: str) -> str:
         """Explain missing requirements. Cached: a check takes milliseconds, and a plan may have thousands of cells."""
-        return explain(missing(ENGINES[engine], device, precision=precision))
+        return missing(ENGINES[engine], device, precision)
 
     every = chain.from_iterable(_cells(config, entry, device, hardware, requirements) for entry in config.subjects)
     cells = list(islice(every, MOST_CASES // config.replicates + 1))

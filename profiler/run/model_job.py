@@ -12,7 +12,7 @@ from typing import Any
 
 from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import Device
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from exporters import named_files
 from exporters.catalog import CATALOG
 from exporters.inputs import dimensions_of, file_specs, fixed_batch, open_options
@@ -140,7 +140,7 @@ def not_tried(job: ModelJob, device: Device) -> list[str]:
     usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
     engines = {} if "engines" in job.keys else dict.fromkeys(preset.engine for preset in usual)
     missing_by_name = {name: missing(ENGINES[name], device) for name in engines}
-    return [f"Not tried: {name}: {explain(needs)}" for name, needs in missing_by_name.items() if needs]
+    return [f"Not tried: {name}: {needs}" for name, needs in missing_by_name.items() if needs]
 
 
 def model_job(word: str, options: Options) -> ModelJob:

@@ -27,7 +27,7 @@ import engines
 from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.options import PLAIN, Training
-from engines.requirements import explain, fault
+from engines.requirements import explain
 from exporters.build_model import has_images, hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import call, chosen, content
@@ -99,8 +99,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     if source.onnx is not None:
         check_onnx(source.onnx)
     maker, reference = reference_of(source.kind)
-    if fault(reference.requirement):
-        why = explain([reference.requirement])
+    if why := explain(reference.requirement):
         raise Unsupported(f"outputs of an ONNX file are checked against {ENGINES[maker].library}'s: {why}")
     source = identified(source)
     failures = {}

@@ -11,7 +11,7 @@ import pytest
 from engines import requirements
 from engines.catalog import ENGINES, PRESETS, Engine, Requirement, engine_row, unsupported
 from engines.options import DEVICES, PASSES, PRECISIONS
-from engines.requirements import explain, missing
+from engines.requirements import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,8 +95,8 @@ def test_missing_is_what_the_device_needs(monkeypatch):
     module = Requirement("no_such_module_anywhere", "pip install it", devices=("cuda",))
     program = Requirement("no-such-program-anywhere", "apt-get install it", "program")
     engine = made_up(there, module, program)
-    assert missing(engine, "cpu") == [program]
-    assert missing(engine, "cuda") == [module, program]
+    assert missing(engine, "cpu") == f"{program.name} is not installed: apt-get install it"
+    assert missing(engine, "cuda") == f"{module.name} is not installed: pip install it; {missing(engine, 'cpu')}"
 
 
 def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch):
@@ -105,13 +105,12 @@ def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch):
         requirements, "installed_version", lambda *names: next(filter(None, map(installed.get, names)), None)
     )
     monkeypatch.setattr(requirements, "_is_installed", installed.__contains__)
-    lacking = [*missing(ENGINES["eager"], "cpu"), *missing(ENGINES["ort"], "cpu")]
-    assert explain(lacking) == (
-        "torch 2.9.1+cpu is too old (2.11 or later is needed): pip install 'torch>=2.11,<2.14'; "
-        "onnxruntime is not installed: pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
-    )
+    assert [missing(ENGINES[name], "cpu") for name in ("eager", "ort")] == [
+        "torch 2.9.1+cpu is too old (2.11 or later is needed): pip install 'torch>=2.11,<2.14'",
+        "onnxruntime is not installed: pip install 'onnxruntime>=1.24' (Python 3.11 or later)",
+    ]
     installed |= {"torch": "2.11.0rc1", "onnxruntime": "1.24.1"}
-    assert missing(ENGINES["eager"], "cpu") + missing(ENGINES["ort"], "cpu") == []
+    assert missing(ENGINES["eager"], "cpu") + missing(ENGINES["ort"], "cpu") == ""
 
 
 @pytest.mark.slow
@@ -135,22 +134,24 @@ def cpu_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build):
-    assert missing(ENGINES["ort"], "cpu") == []
-    assert explain(missing(ENGINES["ort"], "cuda")) == (
+    assert missing(ENGINES["ort"], "cpu") == ""
+    assert missing(ENGINES["ort"], "cuda") == (
         "libonnxruntime_providers_cuda.so is missing from the installed onnxruntime: "
         "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'onnxruntime-gpu>=1.31'"
     )
     cpu_build.touch()
-    assert missing(ENGINES["ort"], "cuda") == []
+    assert missing(ENGINES["ort"], "cuda") == ""
 
 
 def test_int8_needs_what_quantizes():
     quantizer = Requirement("no_such_quantizer", "pip install it")
     module = Requirement("no_such_module_anywhere", "pip install it")
     engine = replace(made_up(module), quantizers={"int8": quantizer})
-    assert missing(engine, "cuda", precision="int8") == [module, quantizer]
-    assert missing(replace(engine, requirements=(quantizer,)), "cuda", precision="int8") == [quantizer]
-    assert missing(engine, "cuda", precision="fp16") == [module]
+    both = "no_such_module_anywhere is not installed, no_such_quantizer is not installed: pip install it"
+    assert missing(engine, "cuda", precision="int8") == both
+    alone = replace(engine, requirements=(quantizer,))
+    assert missing(alone, "cuda", precision="int8") == "no_such_quantizer is not installed: pip install it"
+    assert missing(engine, "cuda", precision="fp16") == "no_such_module_anywhere is not installed: pip install it"
     by_needs = {(engine.needs, engine.quantizers["int8"].name) for engine in ENGINES.values()}
     assert by_needs == {("torch", "torchao"), ("onnx", "onnxruntime")}
 
@@ -161,6 +162,6 @@ def test_onnx_runtime_on_tensorrt_needs_tensorrt_10(cpu_build):
     (folder / "__init__.py").touch()
     (folder / "libnvinfer.so.11").touch()
     says = "libnvinfer.so.10 is missing from the installed tensorrt_libs: pip install 'tensorrt-cu13>=10.14,<11'"
-    assert says in explain(missing(ENGINES["ort-trt"], "cuda"))
+    assert says in missing(ENGINES["ort-trt"], "cuda")
     (folder / "libnvinfer.so.10").touch()
-    assert "libnvinfer" not in explain(missing(ENGINES["ort-trt"], "cuda"))
+    assert "libnvinfer" not in missing(ENGINES["ort-trt"], "cuda")

@@ -9,11 +9,11 @@ import pytest
 from runs import Profiler, run_job
 
 from engines.catalog import ENGINES
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from profiler import load
 
 lacking = missing(ENGINES["ort-trt"], "cuda")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(lacking), reason=explain(lacking))]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(lacking), reason=lacking)]
 
 JOB = """
 models: [resnet18]

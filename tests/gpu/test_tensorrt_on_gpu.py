@@ -23,7 +23,7 @@ from runs import Profiler, run_job, until
 from engines import device, trt
 from engines.base import Unsupported
 from engines.catalog import ENGINES
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from engines.trt_releases import is_weakly_typed
 from profiler import load
 from profiler.processes.process import explain as outcome_of
@@ -33,7 +33,7 @@ import graphs
 from graphs import job_of, run
 
 lacking = missing(ENGINES["trt"], "cuda")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(lacking), reason=explain(lacking))]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(lacking), reason=lacking)]
 
 JOB = """
 models: [resnet18]

@@ -173,7 +173,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
 
 
 def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch):
-    monkeypatch.setattr(build_module, "missing", lambda *_, **__: [])
+    monkeypatch.setattr(build_module, "missing", lambda *_, **__: "")
     monkeypatch.setattr(nvml, "visible_gpus", lambda: [card("9.0")])
     with pytest.raises(ConfigError, match=r"compute capability 9.0; .* give --target, such as sm89"):
         find_engine("trt-rtx", None)

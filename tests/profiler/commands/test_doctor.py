@@ -60,14 +60,14 @@ def test_what_other_work_slowed_down_is_not_called_slow():
 
 
 def test_a_library_that_is_missing_comes_with_its_command(monkeypatch):
-    monkeypatch.setattr(doctor, "missing", lambda engine, device: engine.requirements)
+    monkeypatch.setattr(doctor, "missing", lambda engine, device: engine.requirements[0].install)
     (line,) = (check for check in of_engines([result("trt", status="unsupported")], H200) if check.subject == "trt")
     assert line.status == "missing"
     assert "pip install" in line.text
 
 
 def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch):
-    monkeypatch.setattr(doctor, "missing", lambda engine, device: [])
+    monkeypatch.setattr(doctor, "missing", lambda engine, device: "")
     rows = [result("trt", each, status="unsupported", reasons=["error 35"]) for each in ("fp32", "fp16")]
     (line,) = (check for check in of_engines(rows, H200) if check.subject == "trt")
     assert (line.status, line.text) == ("failed", "unsupported in fp32 inference: error 35")

@@ -85,7 +85,7 @@ def test_an_array_of_a_file_is_found_from_the_current_folder(folder):
 
 
 def test_what_is_usual_depends_on_the_device(monkeypatch):
-    monkeypatch.setattr(model_job, "missing", lambda engine, device: [])
+    monkeypatch.setattr(model_job, "missing", lambda engine, device: "")
     monkeypatch.setattr(model_job, "has_bf16", lambda: True)
     on_cpu, on_gpu = job("resnet18"), job("resnet18", "cuda")
     assert (on_cpu.precisions, on_cpu.batch_sizes, on_cpu.passes) == (["fp32", "bf16"], [1, 16], ["inference"])
