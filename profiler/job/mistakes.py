@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import RoundTripConstructor
+from ruamel.yaml.events import AliasEvent
 
 from engines.options import DEVICES
 from exporters.errors import shown
@@ -37,7 +38,7 @@ EXPECTED = {
 """Texts by type of error, since pydantic's name Python's types."""
 _MOST_PROBLEMS = 10
 _MOST_BYTES, _MOST_VALUES = 2**19, 20_000
-"""Limits of a job's file; an alias counts each time it is used."""
+"""Limits of a job's file."""
 
 
 @dataclass(frozen=True)
@@ -80,32 +81,20 @@ _Constructor.add_constructor("tag:yaml.org,2002:timestamp", RoundTripConstructor
 
 
 class _Composer(Composer):
-    """Refuses a document that is too large before it is built."""
+    """Refuses a document with too many values before it is built; an alias counts each time it is used."""
 
-    composed = 0
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self.count, self._sizes = 0, dict[int, int]()
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        self.composed += 1
-        if self.composed > _MOST_VALUES:
-            raise ConfigError(f"has over {_MOST_VALUES:,} values; split the job")
-        return super().compose_node(parent, index)
-
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if (count := _values(node, {})) > _MOST_VALUES:
-            raise ConfigError(f"has {count:,} values with its aliases, and may have {_MOST_VALUES:,}; split the job")
+        before, is_alias = self.count, self.parser.check_event(AliasEvent)
+        node = super().compose_node(parent, index)
+        self.count += self._sizes.get(id(node), 1) if is_alias else 1  # An alias may contain itself.
+        self._sizes[id(node)] = self.count - before
+        if self.count > _MOST_VALUES:
+            raise ConfigError(f"has over {_MOST_VALUES:,} values, those behind aliases included; split the job")
         return node
-
-
-def _values(node: Any, counts: dict[int, int]) -> int:
-    """Count a node's values, and those below an alias each time it is used."""
-    if id(node) not in counts:
-        counts[id(node)] = 0  # An alias may contain itself.
-        value: Any = getattr(node, "value", ())
-        parts = [] if isinstance(value, str) else value
-        pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
-        counts[id(node)] = 1 + sum(_values(part, counts) for pair in pairs for part in pair)
-    return counts[id(node)]
 
 
 def read(path: Path) -> tuple[dict[str, Any], Lines]:

@@ -130,8 +130,8 @@ LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("laughs.yaml", f"{LAUGHS}{HEAD}".encode(), r"1,234,567,915 values with its aliases"),
-        ("many.yaml", f"{HEAD}batch_sizes: [{'1,' * 30_000}]".encode(), "over 20,000 values"),
+        ("laughs.yaml", f"{LAUGHS}{HEAD}".encode(), "over 20,000 values, those behind aliases included"),
+        ("many.yaml", f"{HEAD}batch_sizes: [{'1,' * 30_000}]".encode(), "over 20,000 values, those"),
         ("large.yaml", b"#" * 10**6, "has 1,000,000 bytes, over the limit"),
         ("binary.yaml", b"\x89PNG\xff\x00", "YAML"),
         ("zeros.yaml", b"a\x00b\n", "YAML"),
