@@ -53,11 +53,11 @@ class Origin:
     typed: Mapping[Location, str] = field(default_factory=dict)
     block: str = ""
 
-    def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
-        """Make the error for a mistake at a place in the job, or for an unknown `key` there."""
+    def error(self, message: str, at: Location) -> ConfigError:
+        """Make the error for a mistake at a place in the job."""
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
         option = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), None)
-        line = f"{self.path}:{self.line(at if key is None else (*at, key))}: " if self.path and not option else ""
+        line = f"{self.path}:{self.line(at)}: " if self.path and not option else ""
         place = option or path
         return ConfigError(f"{line}{shown(f'{place}: {message}' if place else message, 1000)}")
 
@@ -164,23 +164,20 @@ def _location(error: ErrorDetails) -> Location:
     return tuple(error["loc"]) + tuple(error.get("ctx", {}).get("at", ()))
 
 
-def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location, str | int | None]:
-    """Return the message, the place, and the unknown key, if any."""
-    at = _location(error)
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location]:
+    """Return the message and the place."""
+    at, kind = _location(error), error["type"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         valid = [key for key in _keys_at(at[:-1], model) if key != at[-1]]  # A device's block has no blocks.
-        return f"unknown key '{at[-1]}'{nearest(str(at[-1]), valid)}", at[:-1], at[-1]
-    expected = EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
-    message = f"{expected}, got {yaml_text(error['input'])}"
-    if error["type"] == "missing":
-        message = f"this {'entry' if isinstance(at[-1], int) else 'key'} is missing"
-    elif error["type"] == "model_type" and at[0] in ("models", "engines"):
-        message = f"must be a name, or keys and values, got {yaml_text(error['input'])}"
-    elif error["type"] == "value_error":
-        message = str(error["ctx"]["error"])
-    elif error["type"] == "own":
-        message = error["msg"]
-    return message, at, None
+        return f"unknown key '{at[-1]}'{nearest(str(at[-1]), valid)}", at
+    if kind == "missing":
+        return f"this {'entry' if isinstance(at[-1], int) else 'key'} is missing", at
+    if kind in ("own", "value_error"):
+        return error["msg"].removeprefix("Value error, "), at
+    expected = EXPECTED.get(kind, error["msg"].replace("Input should", "must"))
+    if kind == "model_type" and at[0] in ("models", "engines"):
+        expected = "must be a name, or keys and values"
+    return f"{expected}, got {yaml_text(error['input'])}", at
 
 
 def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:

@@ -257,7 +257,7 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet81", None, {}, r"models\[0\]\.network: unknown network 'resnet81'; did you mean 'resnet18'"),
     ("resnet18", FLOATS, {}, "resnet18 brings its inputs; a factory returns"),
     ("resnet18", None, {"name": "mine", "precisions": ("fp23",)}, r"^precisions\[0\]: unknown precision 'fp23'"),
-    ("resnet18", None, {"budget": {"second": 1}}, "budget: unknown key 'second'; did you mean 'seconds'"),
+    ("resnet18", None, {"budget": {"second": 1}}, "budget.second: unknown key 'second'; did you mean 'seconds'"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
     (lambda: None, None, {}, "no other process can import this; put it in a module"),
     *[

@@ -38,7 +38,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     # Keys, numbers and lists: the text, the line, and words of the message.
     (more("precision: [fp32]"), 3, "'precision' mean 'precisions'?"),
     (more("zzz: 1"), 3, "'zzz' models batch_sizes cpu cuda"),
-    (more("budget:\n  second: 3"), 4, "budget: 'second' mean 'seconds'?"),
+    (more("budget:\n  second: 3"), 4, "budget.second: 'second' mean 'seconds'?"),
     (more("budget: 3"), 3, "budget: must be keys and values, got 3"),
     (more("machine: box"), 3, "machine: must be keys and values, got 'box'"),
     (models("3"), 3, "models[0]: must be a name, or keys and values, got 3"),
@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     # Models.
     ("engines: [eager]\n", 1, "models: at least one entry"),
     (models("resnet5"), 3, "models[0]: 'resnet5' mean 'resnet50'? factory"),
-    (models("{name: x, factroy: 'a:b'}"), 3, "models[0]: 'factroy' mean 'factory'?"),
+    (models("{name: x, factroy: 'a:b'}"), 3, "models[0].factroy: 'factroy' mean 'factory'?"),
     (models("{name: a/b, onnx: there.onnx}"), 3, "models[0].name: 'a/b' '/'"),
     (models("{name: x, onnx: no.onnx}"), 3, "models[0].onnx: no.onnx relative"),
     (models("{name: x, onnx: there.onnx, variants: {int4: there.onnx}}"), 3, "'int4' int8"),
@@ -75,7 +75,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (models("{name: x, factory: 'a/b.py:c', input: [3]}"), 3, "models[0].factory: without .py"),
     (factory("network: vgg16, input: [3]"), 3, "not both"),
     (factory("inputs: {ids: {range: [0, 4]}}"), 3, "models[0].inputs: (module, example_inputs)"),
-    (models("{name: x, onnx: there.onnx, inputs: {ids: {rang: [0, 4]}}}"), 3, "inputs.ids: 'rang' mean 'range'?"),
+    (models("{name: x, onnx: there.onnx, inputs: {ids: {rang: [0, 4]}}}"), 3, "inputs.ids.rang: 'rang' mean 'range'?"),
     (models("{name: x, onnx: there.onnx, inputs: {ids: {range: [4, 4]}}}"), 3, "inputs.ids: range data"),
     # Layers.
     ("engines: [eager]\nlayers: [L9]\n", 2, "layers[0].name: 'L9' L"),
