@@ -23,7 +23,7 @@ from exporters.cache import Cache, default_root
 from exporters.inputs import fixed_batch, graph_specs
 from exporters.onnx_files import check_onnx, not_made, precisions_of
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, nearest_engine
+from profiler.job.case import Budget, Case, suggestion
 from profiler.job.config import config_of
 from profiler.job.mistakes import Location
 from profiler.machine import nvml
@@ -96,7 +96,7 @@ def find_engine(word: str, target: str | None, option: str = "--engine") -> tupl
     """Return the engine of that name, and this machine's GPU if no target is given. Raises ConfigError."""
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
-        raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
+        raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{suggestion(word, able)}")
     engine, gpu = able[word], None
     if target is None:
         gpu = next(iter(nvml.visible_gpus()), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -108,6 +108,13 @@ class Case:
             return source.data is not None
         return source.calibration is not None or source.data is not None or "int8" in source.graphs
 
+    def value(self, column: str) -> Any:
+        """Return the value under one of KEYS."""
+        if column == "shape":
+            return "/".join(shape_words(self.shape))
+        owner = self.training if column == "optimizer" else self
+        return getattr(owner, "pass_" if column == "pass" else column)
+
 
 def _word(value: Any) -> str:
     return "on" if value is True else "+".join(value) if isinstance(value, tuple) else str(value)
@@ -162,30 +169,21 @@ class Filter:
 
     def matches(self, case: Case) -> bool:
         """Return whether a case meets all conditions."""
-        return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
+        return all(any(case.value(column) in values for column in columns) for columns, values in self.tests())
 
-    def check_some(self, cases: Sequence[Case]) -> None:
-        """Raise ConfigError if no case has one of the values, or if no case matches."""
+    def check(self, values_of: Callable[[str], Iterable[Any]], absent: str) -> None:
+        """Raise ConfigError, which says `absent`, for a value that is missing from the column's `values_of`."""
         for columns, values in self.tests():
-            valid = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
+            valid = list(dict.fromkeys(str(value) for column in reversed(columns) for value in values_of(column)))
             for word in map(str, values):
                 if word not in valid:
-                    hint = nearest_engine(word, valid) if "variant" in columns else nearest(word, valid)
-                    raise ConfigError(f"--only {self}: the config has no {columns[0]} {word}{hint}")
-        if not any(map(self.matches, cases)):
-            raise ConfigError(f"--only {self}: no case has all of these")
+                    raise ConfigError(f"--only {columns[0]}={word}: {absent}{suggestion(word, valid)}")
 
 
 def _whole(key: str, value: Any) -> int:
     if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
         return int(value)
     raise ValueError(f"{key}: must be a whole number, got '{value}'")
-
-
-def _value(case: Case, column: str) -> Any:
-    if column == "shape":
-        return "/".join(shape_words(case.shape))
-    return case.training.optimizer if column == "optimizer" else getattr(case, "pass_" if column == "pass" else column)
 
 
 def parse_only(options: Sequence[str]) -> Filter | None:
@@ -213,9 +211,9 @@ def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[
         yield key, value
 
 
-def nearest_engine(word: str, valid: Iterable[str]) -> str:
-    """Suggest the nearest engine, also for other spellings such as TensorRT_RTX, which is trt-rtx."""
+def suggestion(word: str, valid: Iterable[str]) -> str:
+    """Suggest the nearest word; TensorRT_RTX and other spellings suggest an engine."""
     words = list(valid)
     spellings = {spelling: e.name for e in ENGINES.values() if e.name in words for spelling in e.spellings}
-    close = closest(word.lower().replace("_", "-"), [*words, *spellings])
+    close = closest(word, [*words, *spellings]) or closest(word.lower().replace("_", "-"), [*words, *spellings])
     return nearest(spellings.get(close[0], close[0]) if close else word, words)

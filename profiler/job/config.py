@@ -31,7 +31,7 @@ from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.metrics import METRICS
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Filter, nearest_engine, read_option
+from profiler.job.case import Budget, Filter, read_option
 from profiler.job.mistakes import EXPECTED, Location, Origin, check_word, mistake, read, yaml_text
 from profiler.machine.target import DEVICE_WORDS, is_device
 from profiler.published.studies import STUDIES
@@ -98,12 +98,6 @@ def _library_folder(word: str, info: ValidationInfo) -> str:
     """Make the path absolute in the name of a library's model that is a folder, such as hf:../bert."""
     folder = folder_of(word, _folder_of_yaml(info))
     return word if folder is None else f"{word.partition(':')[0]}:{folder}"
-
-
-def _valid_engine(name: str) -> str:
-    if name not in (valid := {**PRESETS, **ENGINES}):
-        raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
-    return name
 
 
 def _filter(data: Any, info: ValidationInfo) -> Filter:
@@ -351,7 +345,7 @@ class EngineEntry(BaseModel):
     """An engine with options under a label. Other keys are options of the engine."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-    name: Annotated[str, AfterValidator(_valid_engine)]
+    name: Annotated[str, BeforeValidator(lambda name: check_word(name, (*PRESETS, *ENGINES), "engine"))]
     label: Annotated[str, _part_of_id("a label")]
 
     @model_validator(mode="before")

@@ -19,6 +19,7 @@ from engines.options import DEVICES
 from exporters.errors import shown
 from exporters.named_files import read_bytes
 from profiler.errors import ConfigError, nearest
+from profiler.job.case import suggestion
 
 Location = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
@@ -148,7 +149,7 @@ def mistake(message: str, *at: str | int) -> PydanticCustomError:
 def check_word(word: Any, valid: Iterable[str], kind: str, note: str = "", at: Location = ()) -> str:
     """Return a valid word; raise a mistake with the nearest word for any other."""
     if word not in list(valid):
-        hint = nearest(str(word), valid) + (f" {note}" if note else "")
+        hint = suggestion(str(word), valid) + (f" {note}" if note else "")
         raise mistake(f"unknown {kind} '{shown(str(word))}'{hint}", *at)
     return str(word)
 

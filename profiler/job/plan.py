@@ -148,8 +148,11 @@ def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
     """Return the cases that match `only`. Raises ConfigError if no case has one of its words, or if none match."""
     if only is None:
         return plan
-    only.check_some(plan)
-    return [case for case in plan if only.matches(case)]
+    only.check(lambda column: (case.value(column) for case in plan), "the config has none")
+    cases = [case for case in plan if only.matches(case)]
+    if not cases:
+        raise ConfigError(f"--only {only}: no case has all of these")
+    return cases
 
 
 def builds_long(case: Case) -> bool:

@@ -16,7 +16,7 @@ import polars as pl
 from engines.catalog import ENGINES
 from exporters import named_files
 from exporters.errors import printable
-from profiler.errors import ConfigError, nearest, resuming
+from profiler.errors import ConfigError, resuming
 from profiler.job.case import Filter
 from profiler.results.cells import cells as merge
 from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES, SCORES
@@ -142,13 +142,11 @@ def chosen(conditions: Filter) -> pl.Expr:
 
 def check_only(conditions: Filter, results: pl.LazyFrame) -> None:
     """Raise ConfigError for a value that no row has, which is misspelt or was not measured."""
-    for columns, values in conditions.tests():
-        rows = results.select(columns).unique().collect()
-        valid = sorted({str(value) for column in reversed(columns) for value in rows[column].drop_nulls()})
-        for word in map(str, values):
-            if word not in valid:
-                hint = nearest(word, valid) if valid else ""
-                raise ConfigError(f"--only {columns[0]}={word}: no row of these runs matches{hint}")
+
+    def values_of(column: str) -> pl.Series:
+        return results.select(pl.col(column).drop_nulls().unique().sort()).collect().to_series()
+
+    conditions.check(values_of, "no row of these runs matches")
 
 
 def flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -199,8 +199,8 @@ def test_conditions_choose_the_same_cases_and_rows(condition, left):
         ("modl=alexnet", "unknown key 'modl'; did you mean 'model'?"),
         ("alexnet", "'alexnet' is not of the form key=value"),
         ("batch_size=many", "batch_size: must be a whole number, got 'many'"),
-        ("model=alxnet", "the config has no model alxnet; did you mean 'alexnet'?"),
-        ("batch_size=3", "the config has no batch_size 3; valid: 1, 16"),
+        ("model=alxnet", "model=alxnet: the config has none; did you mean 'alexnet'?"),
+        ("batch_size=3", "batch_size=3: the config has none; valid: 1, 16"),
         ("model=vgg16,pass=training", "no case has all of these"),
     ],
 )

@@ -613,7 +613,7 @@ def test_dry_run_prints_every_case_and_makes_nothing(profiler, workplace):
 JOB = f"models: [{GOOD}]\nengines: [eager]\ndevice: cpu\n"
 
 WRONG: list[tuple[str | None, list[str], list[str]]] = [
-    (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no model other; valid: good"]),
+    (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other: the config has none; valid: good"]),
     (None, ["--resume", "nowhere"], ["--resume nowhere", "not a run folder"]),
     (JOB, ["job.yaml", "--resume", "nowhere"], ["a job and --resume exclude each other"]),
     (JOB, ["--resume", ".", "--seconds", "9"], ["--seconds and --resume exclude each other"]),
