@@ -76,7 +76,7 @@ class Case:
         training = asdict(self.training) if self.source.layer is None else {}
         defaults = asdict(PLAIN)
         words = [f"{key}={_word(value)}" for key, value in training.items() if value != defaults[key]]
-        return "/".join([*words, *shape_words(self.shape)])
+        return "/".join([*words, *shape_words(self.source.shape)])
 
     @property
     def family(self) -> str:
@@ -94,11 +94,6 @@ class Case:
         return self.source.subject
 
     @property
-    def shape(self) -> Mapping[str, int]:
-        """The sizes of the dimensions that the job varies, without the batch."""
-        return self.source.shape
-
-    @property
     def calibrated(self) -> bool | None:
         """True if 8-bit ranges come from the user's data or a quantized file; None for other precisions."""
         if self.precision not in EIGHT_BITS:
@@ -111,7 +106,7 @@ class Case:
     def value(self, column: str) -> Any:
         """Return the value under one of KEYS."""
         if column == "shape":
-            return "/".join(shape_words(self.shape))
+            return "/".join(shape_words(self.source.shape))
         owner = self.training if column == "optimizer" else self
         return getattr(owner, "pass_" if column == "pass" else column)
 

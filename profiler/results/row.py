@@ -10,7 +10,6 @@ from typing import Any
 
 from engines.base import Proof
 from engines.catalog import ENGINES
-from exporters.source import shape_words
 from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, Group, names, prices
 from profiler.results.result import PARTS, WITH_ENDS, Result, ends_of
@@ -50,7 +49,7 @@ def row_of(
         "pass": case.pass_,
         "model_kind": case.source.kind,
         "network": case.source.catalog_name,
-        "shape": "/".join(shape_words(case.shape)) or None,
+        "shape": case.value("shape") or None,
         **(_training(case, proof) if case.pass_ == "training" else {}),
         "options": json.dumps(dict(case.options), sort_keys=True),
         "warnings": list(map(str, result.warnings)),

@@ -338,7 +338,7 @@ def _static_graph(task: Task) -> list[Warning]:
     why = task.prepared.failures.get(graph_of(task.case))
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
-    only = " ".join([f"batch size {task.case.batch_size}", *shape_words(task.case.shape)])
+    only = " ".join([f"batch size {task.case.batch_size}", *shape_words(task.case.source.shape)])
     return [Warning("static-graph", f"the graph is for {only} only, since with free sizes {why.reason}")]
 
 

@@ -119,7 +119,7 @@ def test_a_resnet_takes_other_images():
 def test_a_condition_chooses_a_shape():
     config = with_shapes(job(TEXT, shapes={"sequence": [8, 16]}))
     [case] = only_of(make_plan(config, "cpu"), parse_only(["shape=sequence=16"]))
-    assert case.shape == {"sequence": 16}
+    assert case.source.shape == {"sequence": 16}
 
 
 def test_an_optimization_profile_goes_over_the_range_of_sizes():
