@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from typer.core import TyperGroup
+from typer.models import OptionInfo
 
 from exporters.errors import printable
 from profiler.bundled import job_file
@@ -75,8 +76,11 @@ def _command(options: type, function: str) -> Callable[..., None]:
 
     hints, signature = get_type_hints(options), inspect.signature(options)
     declared = {field.name: copy.copy(field.metadata["typer"]) for field in fields(options)}
-    for name in getattr(options, "refused", ()):  # Hidden, but parsed: the command says what to use instead.
-        declared[name].hidden = True
+    for name, option in declared.items():
+        if isinstance(option, OptionInfo) and not option.param_decls:  # Typer would add --no-NAME to a flag.
+            option.param_decls = (f"--{name.strip('_').replace('_', '-')}",)
+        # Hidden, but parsed: the command says what to use instead.
+        option.hidden = name in getattr(options, "refused", ())
     types = {name: Annotated[hints[name], option] for name, option in declared.items()}
     parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
     command.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]

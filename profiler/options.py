@@ -12,6 +12,10 @@ from typing import Any, ClassVar
 
 from typer import Argument, Option
 
+_RUNS = "Folders of runs, or patterns"
+_ONLY = "Conditions: model=resnet50,precision=fp16,tf32; may be repeated"
+_TRUST_CODE = "Call the functions that someone else's run names"
+
 
 def _argument(help: str, default: Any = MISSING, **settings: Any) -> Any:
     return field(default=default, metadata={"typer": Argument(help=help, **settings)})
@@ -19,28 +23,16 @@ def _argument(help: str, default: Any = MISSING, **settings: Any) -> Any:
 
 def _option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
     """Declare an option named after its field, or by `names`, with further `settings` of typer.Option."""
-    return field(default=default, metadata={"typer": Option(*names, help=help, **settings)})
+    return field(default=default, metadata={"typer": Option(..., *names, help=help, **settings)})
 
 
-def _flag(name: str, help: str) -> Any:
-    return _option(help, name, default=False)
+def _flag(help: str) -> Any:
+    return _option(help, default=False)
 
 
 def _several(help: str, *names: str, **settings: Any) -> Any:
     """Declare an option that may be repeated."""
     return _option(help, *names, default=(), **settings)
-
-
-def _runs() -> Any:
-    return _argument("Folders of runs, or patterns", metavar="RUN...")
-
-
-def _only() -> Any:
-    return _several("Conditions: model=resnet50,precision=fp16,tf32; may be repeated")
-
-
-def _trust_code() -> Any:
-    return _flag("--trust-code", "Call the functions that someone else's run names")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +52,7 @@ class Run:
     )
     precision: str | None = _option("With a model: precisions, such as fp32,fp16")
     engine: list[str] = _several("With a model: presets, such as eager,ort (engines lists them); may be repeated")
-    pass_: str | None = _option("With a model: inference, training or inference,training", "--pass")
+    pass_: str | None = _option("With a model: inference, training or inference,training")
     inputs: list[str] = _several(
         "A factory's item, such as 3,224,224; or what an .onnx file's input holds, such as ids=0,30522 or ids=ids.npy",
         "--input",
@@ -80,9 +72,9 @@ class Run:
     )
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
-    only: list[str] = _only()
+    only: list[str] = _several(_ONLY)
     threads: int | None = _option("Run on this many cores, with a thread each", min=1, metavar="N")
-    quick: bool = _flag("--quick", "Sample for 0.3 s a case: rough figures, soon; --seconds overrides that")
+    quick: bool = _flag("Sample for 0.3 s a case: rough figures, soon; --seconds overrides that")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     max_latency_ms: list[str] = _several(
         "Limit of the deployed model's latency: 2 (the median) or p99=2, which also takes enough samples"
@@ -91,21 +83,20 @@ class Run:
     replicates: int | None = _option(
         "Processes of each case, in place of the file's; with --resume, up to this many", min=1, max=100, metavar="N"
     )
-    dry_run: bool = _flag("--dry-run", "Print the plan and a time estimate; measure nothing")
+    dry_run: bool = _flag("Print the plan and a time estimate; measure nothing")
     resume: Path | None = _option("A run's folder: measure its missing cases")
-    retry: bool = _flag("--retry", "With --resume: also repeat cases that are not ok, or that other work disturbed")
-    trust_code: bool = _trust_code()
-    all: bool = _flag("--all", "Also measure cases that a run skips: they run another's program, or have clearly lost")
+    retry: bool = _flag("With --resume: also repeat cases that are not ok, or that other work disturbed")
+    trust_code: bool = _flag(_TRUST_CODE)
+    all: bool = _flag("Also measure cases that a run skips: they run another's program, or have clearly lost")
     strict: bool = _flag(
-        "--strict",
-        "Exit with 1 if any case failed, not only if all did; with --against, with 4 if a cell has no verdict",
+        "Exit with 1 if any case failed, not only if all did; with --against, with 4 if a cell has no verdict"
     )
-    profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")
-    no_report: bool = _flag("--no-report", "Write no report.html, which takes some seconds")
+    profile: bool = _flag("Also time each layer of every measured case: see profiler layers")
+    no_report: bool = _flag("Write no report.html, which takes some seconds")
     wait_for_idle: float | None = _option(
         "Wait up to this long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )
-    search: bool = _flag("--search", "Go on from the best presets: try their engines' options, and confirm the winner")
+    search: bool = _flag("Go on from the best presets: try their engines' options, and confirm the winner")
     within: str | None = _option(
         "Measure what fits into this time, such as 90s or 3m; leave out cases whose estimate exceeds the time left",
         metavar="TIME",
@@ -139,7 +130,7 @@ class Layers:
     """Print the time of each layer, and of the exported nodes in every variant side by side."""
 
     run: Path = _argument("A run's folder, made with --profile")
-    only: list[str] = _only()
+    only: list[str] = _several(_ONLY)
     top: int | None = _option("Print only this many layers of each table, the slowest", min=1)
 
 
@@ -156,16 +147,16 @@ class Explain:
     setting: str | None = _option("Which shape: sequence=128; by default the first")
     max_accuracy_loss: list[str] = _several("Explain only a loss of accuracy above this, by default 1%")
     max_error: list[str] = _several("Explain only an error bound above this, without labels by default 0.01")
-    trust_code: bool = _trust_code()
+    trust_code: bool = _flag(_TRUST_CODE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """Write a report as one page that loads nothing: what to deploy, charts, tables, environment and method."""
 
-    runs: list[str] = _runs()
+    runs: list[str] = _argument(_RUNS, metavar="RUN...")
     output: Path | None = _option("File or folder; by default the run's folder, or for several runs the current one")
-    only: list[str] = _only()
+    only: list[str] = _several(_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +164,9 @@ class Recommend:
     """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits,
     4 if nothing can be recommended yet."""
 
-    runs: list[str] = _runs()
+    runs: list[str] = _argument(_RUNS, metavar="RUN...")
     model: str | None = _option("The model to deploy; without it, a short answer for each model")
-    pass_: str | None = _option(
-        "inference or training; without it training only where the runs have nothing else", "--pass"
-    )
+    pass_: str | None = _option("inference or training; without it training only where the runs have nothing else")
     setting: str | None = _option("Which training or shape: optimizer=sgd, sequence=128, or plain")
     only: list[str] = _several("Choose among these: engine=ort,precision=fp16,batch_size=1; may be repeated")
     max_latency_ms: list[str] = _several("Maximum latency per call (ms): 2 (the median) or p99=2; may be repeated")
@@ -187,23 +176,21 @@ class Recommend:
     max_accuracy_loss: list[str] = _several(
         "Maximum loss of accuracy on the runs' data, in percentage points such as 0.5%: the end of its interval"
     )
-    allow_uncalibrated: bool = _flag(
-        "--allow-uncalibrated", "Choose from int8 and fp8 without your data too; so does --max-error"
-    )
+    allow_uncalibrated: bool = _flag("Choose from int8 and fp8 without your data too; so does --max-error")
     objective: str = _option("latency, throughput, memory, energy or cost", default="latency")
     format: str = _option("text or json", default="text")
     export: Path | None = _option("Write the choice, ready to run, into this folder: model, config.json, run.py")
-    trust_code: bool = _trust_code()
+    trust_code: bool = _flag(_TRUST_CODE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
     """Compare runs, machines or versions: how many times faster each is, with its range, and their differences."""
 
-    runs: list[str] = _runs()
+    runs: list[str] = _argument(_RUNS, metavar="RUN...")
     by: str | None = _option("What the sides are: run, machine, driver, torch_version or another text column")
     base: str | None = _option("The side that the others are compared with; else the first")
-    only: list[str] = _only()
+    only: list[str] = _several(_ONLY)
     fail_on_regression: str | None = _option(
         "Exit with 1 if a cell is slower by more than this, such as 5%, or fails; with 4 if that is unclear"
     )
@@ -261,7 +248,7 @@ class ShowSuites:
 class SubmitSuites:
     """Publish runs of suites, without host, user or path of the machine, and write every page anew."""
 
-    runs: list[str] = _runs()
+    runs: list[str] = _argument(_RUNS, metavar="RUN...")
     into: Path = _option("Folder of the published runs", default=Path("docs/results/suites"))
 
 
