@@ -162,13 +162,12 @@ class GraphInput(_Strict):
 
 
 class ModelEntry(_Strict):
-    """A model: a canonical network, a factory, or an ONNX file. Shapes and batch sizes override the job's."""
+    """A model, with the keys of ModelSource; its shapes and batch sizes override the job's."""
 
     name: Annotated[str, _part_of_id("a model's name")]
     network: Annotated[str, AfterValidator(_library_folder)] | None = None
     """The canonical network of a renamed entry, or a library's model, such as hf:BertModel."""
     step: str | None = None
-    """The measured part of a library's model, such as decode."""
     factory: Factory | None = None
     onnx: File | None = None
     """The model itself; next to a factory or a network, the graph to use instead of an export."""
@@ -176,25 +175,17 @@ class ModelEntry(_Strict):
     """Files of the model by precision, such as a quantized one."""
     weights: File | None = None
     key: str | None = None
-    """The state dict's key in a checkpoint."""
     prefix: str = ""
-    """A prefix to strip from the state dict's keys."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
-    """The shape of one item, if the factory's model has a single input of floats."""
     inputs: dict[str, GraphInput] = {}
     outputs: list[str] = []
-    """Names of the compared outputs; training uses the first."""
     dimensions: dict[str, Size] = {}
     batch: dict[str, Annotated[int, Field(ge=0)] | None] = {}
-    """Axis of the items by input, if not the first; null for an input that all items share."""
     shapes: Shapes | None = None
     options: dict[str, Any] = {}
     calibration: Arrays | None = None
-    """A folder of .npy files; int8 takes its ranges from these inputs."""
     data: Data | None = None
-    """The user's items: a .npz file, a folder of images, or a function that yields (inputs, labels)."""
     metric: Metric | None = None
-    """The score of outputs by labels: a word, or a function."""
     batch_sizes: BatchSizes | None = None
 
     @model_validator(mode="before")
@@ -222,9 +213,8 @@ class ModelEntry(_Strict):
         if self.factory and self.network:
             raise mistake("a model has a factory or a network, not both")
         if self.input is not None and not self.factory:
-            raise mistake(
-                f"{self.network or self.name} knows its input's shape: leave out input, or set dimensions instead"
-            )
+            name = self.network or self.name
+            raise mistake(f"{name} knows its input's shape: leave out input, or set dimensions instead")
         if self.inputs and not self.is_file:
             raise mistake("inputs need an .onnx file; a factory returns its inputs: (module, example_inputs)", "inputs")
         if self.metric and not self.data:
@@ -236,11 +226,10 @@ class ModelEntry(_Strict):
         if self.step is not None:
             steps = LIBRARIES[self.library].steps if self.library else ()
             check_word(self.step, steps, "step", "(a step is of a model such as hf:GPT2LMHeadModel)", at=("step",))
-        is_canonical = not self.factory and not self.is_file and not self.library
-        if is_canonical and self.network is None:
-            check_word(self.name, CATALOG, "model", "(or give the model a network, a factory or an onnx file)")
-        elif is_canonical:
+        if self.network is not None and not self.library:
             check_word(self.network, CATALOG, "network", at=("network",))
+        elif not (self.network or self.factory or self.onnx):
+            check_word(self.name, CATALOG, "model", "(or give the model a network, a factory or an onnx file)")
         return self
 
     def source(self) -> ModelSource:
