@@ -64,9 +64,9 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
         raise ConfigError(f"a plan has at most {MOST_CASES:,} cases; shorten a list, or split the job")
     matrix = [list(group) for _, group in groupby(cells, key=lambda case: case.model)]
     numbers = range(config.replicates)
-    rounds = [[replace(case, replicate=number) for case in cells] for number in numbers for cells in matrix]
-    cases = [case for cells in rounds[: -len(matrix)] for case in cells]
-    cases += [case for cells in rounds[-len(matrix) :] for case in _with_bases(cells, config.replicates)]
+    rounds = [[[replace(case, replicate=number) for case in cells] for cells in matrix] for number in numbers]
+    rounds[-1] = [_with_bases(cells, config.replicates) for cells in rounds[-1]]
+    cases = [case for models in rounds for cells in models for case in cells]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: list models, engines and values once each")
