@@ -98,7 +98,6 @@ PLAIN = Training()
 class Option:
     """One option of an engine, as written next to its name in the YAML."""
 
-    type: type
     default: object
     meaning: str
     choices: tuple[str, ...] = ()
@@ -111,7 +110,7 @@ class Option:
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:
     """Declare a field of Options; its type is its default's, `facts` are further fields of Option."""
-    return field(default=default, metadata={"option": Option(type(default), default, meaning, **facts)})
+    return field(default=default, metadata={"option": Option(default, meaning, **facts)})
 
 
 @dataclass(frozen=True)

@@ -491,9 +491,9 @@ def machine_keys(text: str | None) -> dict[str, str]:
 
 
 def _check_option(key: str, value: Any, option: Option) -> None:
-    if type(value) is not option.type:
-        kind = {bool: "bool_type", int: "int_type", str: "string_type"}[option.type]
-        raise mistake(f"{EXPECTED[kind]}, got {yaml_text(value)}", key)
+    if type(value) is not (kind := type(option.default)):
+        expected = EXPECTED[{bool: "bool_type", int: "int_type", str: "string_type"}[kind]]
+        raise mistake(f"{expected}, got {yaml_text(value)}", key)
     if option.choices and value not in option.choices:
         raise mistake(f"must be one of {', '.join(option.choices)}, got {yaml_text(value)}", key)
     if isinstance(value, int) and abs(value) > LARGEST:

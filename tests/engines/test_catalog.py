@@ -80,7 +80,7 @@ def test_preset_has_options_of_its_engine_or_a_reason_on_every_device(preset):
         assert (device in preset.options) != (device in preset.reasons)
         for name, value in preset.options.get(device, {}).items():
             option = engine.options.declared()[name]
-            assert type(value) is option.type
+            assert type(value) is type(option.default)
             assert device in option.devices
             assert not option.choices or value in option.choices
 
