@@ -128,9 +128,7 @@ class EagerOptions(Options):
     channels_last: bool = option(False, "weights and activations in NHWC memory order", search=(True,))
     cuda_graph: bool = option(False, "record one iteration and replay it", devices=CUDA, search=(True,))
     cudnn: bool = option(True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=CUDA)
-    cudnn_benchmark: bool = option(
-        False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA, search=(True,)
-    )
+    cudnn_benchmark: bool = option(False, "cuDNN times its algorithms first", devices=CUDA, search=(True,))
 
 
 @dataclass(frozen=True)
@@ -143,9 +141,7 @@ class CompiledOptions(Options):
         builds_long=True,
     )
     channels_last: bool = option(False, "weights and activations in NHWC memory order", search=(True,))
-    cudnn_benchmark: bool = option(
-        False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA, search=(True,)
-    )
+    cudnn_benchmark: bool = option(False, "cuDNN times its algorithms first", devices=CUDA, search=(True,))
     # Options of eager alone:
     cuda_graph: ClassVar[bool] = False
     cudnn: ClassVar[bool] = True
@@ -180,13 +176,7 @@ class OrtTrtOptions(Options):
 @dataclass(frozen=True)
 class TrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
-    level: int = option(
-        3,
-        "the builder's optimization level, 0 to 5: higher ones try more kernels",
-        devices=CUDA,
-        search=(5,),
-        builds_long=True,
-    )
+    level: int = option(3, "the builder's optimization level, 0 to 5", devices=CUDA, search=(5,), builds_long=True)
     rebuild: bool = option(False, "build again, whatever the engine cache has", devices=CUDA)
 
 
