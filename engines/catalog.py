@@ -144,8 +144,6 @@ class Preset:
         return {d: row for d, row in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(row, str)}
 
 
-_NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
-_NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
 _NO_OPENVINO_FP16 = "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has"
 _DYNAMIC_ON_CUDA = "ONNX Runtime's CUDA provider has no int8 products"
@@ -426,9 +424,9 @@ def unsupported(
         return None
     if not supported:
         return engine.reasons.get((device, pass_)) or f"{engine.name} has no {pass_} on {device}"
-    reasons = {("cpu", "tf32"): _NO_TF32_ON_CPU, **engine.reasons}
+    reasons = {("cpu", "tf32"): "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32", **engine.reasons}
     if engine.needs == "onnx":
-        reasons[device, "fp8"] = _NO_FP8_GRAPH
+        reasons[device, "fp8"] = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
     general = f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(supported))}"
     return reasons.get((device, precision), general)
 
