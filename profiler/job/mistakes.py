@@ -186,9 +186,8 @@ def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
     for part in location:
         if isinstance(part, str) and part in getattr(owner, "model_fields", ()):
             owner = next(_with_fields(owner.model_fields[part].annotation))
-    if is_dataclass(owner):
-        return list(owner.__dataclass_fields__)
-    return [*owner.model_fields, *(() if location else DEVICES)]
+    fields = owner.__dataclass_fields__ if is_dataclass(owner) else owner.model_fields
+    return [*fields, *(() if location else DEVICES)]
 
 
 def _with_fields(annotation: Any) -> Iterator[Any]:
