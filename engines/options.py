@@ -119,7 +119,6 @@ class Options:
 
     @classmethod
     def declared(cls) -> dict[str, Option]:
-        """Return each option's declaration by name."""
         return {f.name: f.metadata["option"] for f in fields(cls)}
 
 

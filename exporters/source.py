@@ -108,7 +108,6 @@ class TensorSpec:
         return self.fixed_axis if self.batch_axis is None else self.batch_axis
 
     def at(self, batch: int) -> tuple[int, ...]:
-        """Return the shape at a batch size."""
         return tuple(batch if size == BATCH else int(size) for size in self.shape)
 
     def end(self, batch: int, largest: bool) -> tuple[int, ...]:

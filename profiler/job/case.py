@@ -153,7 +153,6 @@ class Filter:
         return ",".join(f"{key}={value}" for key, values in self.conditions.items() for value in values)
 
     def without(self, *keys: str) -> Filter:
-        """Drop the conditions under these keys."""
         return Filter({key: values for key, values in self.conditions.items() if key not in keys})
 
     def tests(self) -> Iterator[tuple[tuple[str, ...], Sequence[Any]]]:
@@ -163,7 +162,6 @@ class Filter:
             yield ("engine", "variant") if key == "engine" else (key,), values
 
     def matches(self, case: Case) -> bool:
-        """Return whether a case meets all conditions."""
         return all(any(case.value(column) in values for column in columns) for columns, values in self.tests())
 
     def check(self, values_of: Callable[[str], Iterable[Any]], absent: str) -> None:

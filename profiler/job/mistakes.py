@@ -133,7 +133,6 @@ def _plain(node: Any, at: Location, lines: Lines) -> Any:
 
 
 def to_yaml(data: Any) -> str:
-    """Write data as a job's YAML."""
     yaml, text = YAML(), io.StringIO()
     yaml.default_flow_style, yaml.width = None, 110
     yaml.dump(data, text)
@@ -155,7 +154,6 @@ def check_word(word: Any, valid: Iterable[str], kind: str, note: str = "", at: L
 
 
 def yaml_text(value: Any) -> str:
-    """Format a value as in YAML."""
     if value is None:
         return "nothing"
     return str(value).lower() if isinstance(value, bool) else shown(repr(value))
@@ -166,7 +164,6 @@ def _location(error: ErrorDetails) -> Location:
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location]:
-    """Return the message and the place."""
     at, kind = _location(error), error["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         valid = [key for key in _keys_at(at[:-1], model) if key != at[-1]]  # A device's block has no blocks.
