@@ -20,7 +20,6 @@ from profiler.job.case import Budget, Case
 from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
-from profiler.worker.accuracy import has_labels
 from profiler.worker.task import Prepared, Task
 
 CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
@@ -98,7 +97,7 @@ def test_a_gate_judges_outputs_without_labels():
         measure_each=lambda tasks, supervisor, is_estimated: measured.extend(tasks),
     )
     assert gate._latency(SimpleNamespace(runner=runner), CASE, 0) is None
-    assert [has_labels(task) for task in measured] == [False]
+    assert [task.scores for task in measured] == [False]
 
 
 def test_junit_has_a_test_a_cell(tmp_path):
