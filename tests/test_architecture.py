@@ -140,16 +140,9 @@ def test_a_room_imports_only_what_stands_before_it():
     assert [f"{module} imports {name}" for module, name in pairs if place[name] > place[module]] == []
 
 
-def test_the_sources_import_no_tests():
-    assert [module for module in MODULES if "tests" in tops(module)] == []
-
-
-def test_tensorrt_and_its_drivers_are_imported_by_name_where_they_are_needed():
-    assert [module for module in MODULES if tops(module) & TENSORRT] == []
-
-
-def test_polars_is_imported_where_tables_are_made_and_nowhere_else():
-    assert [module for module in MODULES if room(module) not in WITH_POLARS and "polars" in tops(module)] == []
+@pytest.mark.parametrize(("packages", "rooms"), [({"tests"}, ()), (TENSORRT, ()), ({"polars"}, WITH_POLARS)])
+def test_these_packages_are_imported_in_few_rooms_or_by_name_alone(packages, rooms):
+    assert [module for module in MODULES if room(module) not in rooms and tops(module) & packages] == []
 
 
 def test_there_are_no_circles_not_even_of_types_or_inside_functions():
@@ -230,19 +223,17 @@ def loaded() -> dict[str, set[str]]:
     return {module: set(names) for module, *names in lines}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cli", *PARENT])
-def test_the_parent_process_imports_no_framework(loaded, name):
-    assert loaded[f"profiler.{name}"] & {"torch", "onnx", "onnxruntime", "openvino", *TENSORRT} == set()
+SLOW = {"polars", "pydantic", "numpy", "torch"}
+FRAMEWORKS = {"torch", "onnx", "onnxruntime"}
+UNLOADED = [
+    *((f"profiler.{name}", {"openvino", *FRAMEWORKS, *TENSORRT}) for name in ("cli", *PARENT)),
+    *((name, SLOW) for name in ("profiler.cli", "profiler")),
+    *((name, SLOW | FRAMEWORKS) for name in ("exporters.catalog", "engines.catalog")),
+]
+"""What neither a command, nor its help, nor a catalog loads."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["profiler.cli", "profiler"])
-def test_help_loads_nothing_that_is_slow(loaded, module):
-    assert loaded[module] & {"polars", "pydantic", "numpy", "torch"} == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("catalog", ["exporters.catalog", "engines.catalog"])
-def test_importing_a_catalog_loads_no_library(loaded, catalog):
-    assert loaded[catalog] & {"torch", "numpy", "onnx", "onnxruntime", "polars", "pydantic"} == set()
+@pytest.mark.parametrize(("module", "libraries"), UNLOADED)
+def test_a_module_loads_no_library_before_it_is_needed(loaded, module, libraries):
+    assert loaded[module] & libraries == set()
