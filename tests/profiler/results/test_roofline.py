@@ -12,7 +12,6 @@ from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.result import Result
 from profiler.results.roofline import MIB, Roofs, excess, placed, raised, work_of
-from profiler.results.run_folder import RunFolder
 
 ROOFS = {"fp32_tflops": 50.0, "fp16_tflops": 600.0, "copy_gb_s": 4000.0, "cache_mib": 50.0}
 UNCACHED = {name: roof for name, roof in ROOFS.items() if name != "cache_mib"}
@@ -124,19 +123,6 @@ NARROW = pytest.approx(0.05)
 def test_rows_that_are_right_raise_a_roof(rows, raises):
     assert raised(LOW, rows) == pytest.approx(LOW | raises)
     assert raised({}, rows) == {}
-
-
-def test_tables_go_by_the_roofs_that_rows_raised(tmp_path):
-    first, second = measured(100.0), measured(20.0, of=case(name="other"))
-    run = RunFolder.create(tmp_path)
-    for _, result in (first, second):
-        run.append(result)
-    rows, _ = run.write_parquet("suite", [first[0], second[0]], {"roofs": LOW})
-    assert rows["fraction_of_peak"].to_list() == [pytest.approx(0.2), 1.0]
-    assert rows["floor_ms"].to_list() == [pytest.approx(20.0)] * 2
-    rows, _ = run.write_parquet("suite", [first[0], second[0]], {})
-    assert rows["fraction_of_peak"].to_list() == [None, None]
-    assert rows["tflops"].to_list() == [pytest.approx(0.01), pytest.approx(0.05)]
 
 
 @pytest.mark.parametrize(
