@@ -201,7 +201,7 @@ def test_equal_samples_stop_for_the_first_rule_that_holds(rule, steps):
     assert [stop.reason([1.0] * count, elapsed) for count, elapsed, _ in steps] == [reason for *_, reason in steps]
 
 
-@pytest.mark.parametrize(("spread", "expected"), [(0.004, "precision"), (0.2, None)])
+@pytest.mark.parametrize(("spread", "expected"), [(0.004, "precision"), (0.006, None)])
 def test_precision_means_half_a_percent_of_the_median(spread, expected):
     # Fifty samples a side: the median's interval can be no wider than ± spread, and is that wide.
     usual = StopRule(**RULES["usual"])
