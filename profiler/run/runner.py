@@ -105,7 +105,9 @@ class Runner:
     deadline: float = math.inf
     """End of measuring, on time.monotonic()."""
     last_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of each engine's last case, without cached builds."""
+    """Seconds of each engine's last case, without its configuration's first build."""
+    last_builds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each engine's last usual build that was its configuration's first."""
     too_long: dict[str, float] = field(default_factory=dict)
     """Estimated seconds of the cases that --within left out, by case id."""
     hopeless_cases: int = 0
@@ -374,37 +376,33 @@ class Runner:
         The display counts the `done` cases before them and the `later` ones after. If `is_estimated`, skips a case
         whose estimate exceeds the run's time; otherwise only starts none after that time.
         """
-        expected = [self.estimate(task.case, supervisor) for task in tasks]
-        after = sum(self.estimate(case, supervisor) for case in later)
-        total = done + len(tasks) + len(later)
-        spent = 0.0
+        total, spent = done + len(tasks) + len(later), 0.0
         for number, task in enumerate(tasks):
-            # Scale the remaining estimates by the error so far.
-            rate = spent / sum(expected[:number]) if spent else 1.0
             if spent >= allowed:
                 break
             seconds = self.estimate(task.case, supervisor) if is_estimated else 0.0
             if self.is_over(seconds):
                 self.too_long[task.case.id] = seconds
                 continue  # A shorter one may still fit.
-            seconds_left = (sum(expected[number:]) + after) * rate
+            remaining = *(task.case for task in tasks[number:]), *later
+            seconds_left = sum(self.estimate(case, supervisor) for case in remaining)
 
             def tick(phase: str, task: Task = task, number: int = number, seconds_left: float = seconds_left) -> None:
                 self.display.measuring(task.case, phase, done + number, total, seconds_left)
 
             tick("start")
-            task = self._intact(task, supervisor)
+            task, was_built = self._intact(task, supervisor), supervisor.has_built(task.case)
             result = supervisor.measure_one(task, tick)
             if result.status != "ok" and (again := self._intact(task, supervisor)) is not task:
                 result = supervisor.measure_one(again, tick)
             if result.status == "timeout" and self.is_over():
                 break  # The run was too short, not the case too long.
-            seconds, engine = sum(result.phases.values()), ENGINES[task.case.engine]
+            seconds, engine = sum(result.phases.values()), task.case.engine
             spent += seconds
             if result.status == "ok":
-                is_cached = engine.shares_kernels or engine.builds is not None
-                once = result.phases.get(Phase.SCORE, 0.0) + is_cached * result.phases.get(Phase.BUILD, 0.0)
-                self.last_seconds[task.case.engine] = seconds - once
+                build = 0.0 if was_built else result.phases.get(Phase.BUILD, 0.0)
+                self.last_seconds[engine] = seconds - build - result.phases.get(Phase.SCORE, 0.0)
+                self.last_builds |= {} if was_built or builds_long(task.case) else {engine: build}
             self._record(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
@@ -421,10 +419,12 @@ class Runner:
         return replace(task, prepared=again.prepared)
 
     def estimate(self, case: Case, supervisor: Supervisor) -> float:
-        """Estimate a case's seconds by its engine's last case, unless it builds for long; else guess."""
-        is_built = replace(case, replicate=0).id in supervisor.cold
-        last = self.last_seconds.get(case.engine) if is_built or not builds_long(case) else None
-        return last or estimate_seconds(case, self.config.budget, is_built)
+        """Estimate a case's seconds by its engine's last case and usual build; guess if either is unknown."""
+        is_built, last = supervisor.has_built(case), self.last_seconds.get(case.engine)
+        build = 0.0 if is_built else None if builds_long(case) else self.last_builds.get(case.engine)
+        if last is None or build is None:
+            return estimate_seconds(case, self.config.budget, is_built)
+        return last + build
 
     def _rows(self) -> pl.DataFrame:
         return self.run.ended(self.config.suite, self.plan, self.environment)[1]
@@ -500,7 +500,7 @@ class Supervisor:
     quiet: Quiet
     holders: Holders = field(default_factory=Holders)
     cold: dict[str, float | None] = field(default_factory=dict)
-    """Seconds of each configuration's first build, by the id of its first replicate; later builds reuse its kernels.
+    """Seconds of each configuration's first build, by the id of its first replicate; later builds reuse it.
     Other builds may have run beside it."""
     compiled: set[str] = field(default_factory=set)
     """Cases that were compiled ahead, even in vain."""
@@ -530,6 +530,10 @@ class Supervisor:
             built = zip(first, outcomes, strict=True)
             self.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
 
+    def has_built(self, case: Case) -> bool:
+        """Return whether the case's configuration was built, so that a build now reuses it."""
+        return replace(case, replicate=0).id in self.cold
+
     def _compiles_ahead(self, task: Task) -> bool:
         is_first = ENGINES[task.case.engine].shares_kernels and not task.case.replicate
         return is_first and task.case.id not in self.compiled and failure(task.case, task.prepared) is None
@@ -550,7 +554,8 @@ class Supervisor:
             result.warnings.append(Warning(DISTURBED, "another run measured on the same device"))
         if built is not None:
             _add_build(result, built)
-        if ENGINES[task.case.engine].shares_kernels and result.status == "ok":
+        is_reused = built is not None and not task.case.options.get("rebuild")
+        if (ENGINES[task.case.engine].shares_kernels or is_reused) and result.status == "ok":
             configuration = replace(task.case, replicate=0).id
             result.figures["build_s"] = self.cold.setdefault(configuration, result.figures.get("build_s"))
         self._add_telemetry(result)

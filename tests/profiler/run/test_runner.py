@@ -152,6 +152,46 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
     assert later == pytest.approx([2 * SECONDS, SECONDS]), "as the cases so far"
 
 
+def test_the_time_left_has_a_build_for_each_configuration_without_one(tmp_path, monkeypatch, alone):
+    cases = [replace(case("trt", precision), engine="trt") for precision in ("fp16", "fp32")]
+    cases[1:1] = [replace(cases[0], replicate=number) for number in (1, 2)]
+
+    def run(_: object, function: str, task: Task, *__: object) -> Outcome:
+        if function.endswith("build_ahead"):
+            return Outcome("ok", value=BuiltAhead(cached=True), seconds={"build": 0.5 if task.case.replicate else 40.0})
+        return Outcome("ok", seconds={"measure": SECONDS})
+
+    monkeypatch.setattr(module.Supervisor, "_run", run)
+    monkeypatch.setattr(
+        module.Supervisor,
+        "_result",
+        lambda _, id_, outcome: Result(id_, "ok", clock="host", samples={"host": [1.0]}, phases=outcome.seconds),
+    )
+    monkeypatch.setattr(module.Supervisor, "_add_telemetry", lambda *_: None)
+    display, config = Told(), config_of({"models": ["alexnet"], "engines": ["trt"]})
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
+    measure = module.Supervisor(runner, None, alone)
+    runner.measure_each([Task(each, Prepared(), Budget()) for each in cases], measure)
+    assert display.left[1:] == pytest.approx([3 * SECONDS + 40, 2 * (SECONDS + 0.5) + 40, SECONDS + 0.5 + 40])
+    again = replace(cases[0], variant="again", options={"rebuild": True})
+    runner.measure_each([Task(again, Prepared(), Budget())], measure)
+    assert not measure.has_built(again), "each replicate builds, and has its own build_s"
+
+
+@pytest.mark.parametrize(("options", "ahead", "seconds"), [({}, 0, 22), ({"mode": "max-autotune"}, 0, 34), ({}, 1, 34)])
+def test_a_build_of_minutes_or_ahead_of_its_case_is_no_estimate_of_others(
+    tmp_path, monkeypatch, alone, options, ahead, seconds
+):
+    first, other = (replace(case(name), engine="compiled") for name in "ab")
+    first, phases = replace(first, options=options), {"build": 20.0, "measure": SECONDS}
+    monkeypatch.setattr(module.Supervisor, "measure_one", lambda *_: Result(first.id, "ok", phases=phases))
+    config = config_of({"models": ["alexnet"], "engines": ["compiled"], "budget": {"seconds": 1}})
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], {}, Told())
+    supervisor = module.Supervisor(runner, None, alone, cold={first.id: 20.0} if ahead else {})
+    runner.measure_each([Task(first, Prepared(), Budget())], supervisor)
+    assert runner.estimate(other, supervisor) == seconds
+
+
 def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(run, monkeypatch):
     known = []
     monkeypatch.setattr(Runner, "missing_replicates", lambda runner, _: known.append([*runner.display.told]) or [])
