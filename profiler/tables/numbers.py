@@ -95,8 +95,9 @@ def times(value: float, *ends: float | None, sign: str = "×") -> str:
 
 
 def over_all(value: float, *ends: float | None, sign: str = "") -> str:
-    """Format a mean factor with the range over several networks, of any width."""
+    """Format a mean factor with the range over several networks, of any width: 0.0043, 0.04 (0.01–0.13), 12.3."""
     places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
+    places = 1 - math.floor(math.log10(value)) if 0 < value < 0.01 else places
     return f"{value:.{places}f}{sign}{_range(value, ends, places)}"
 
 
