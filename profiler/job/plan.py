@@ -23,8 +23,9 @@ from profiler.machine.target import usable_cores
 
 _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
 _COMPILE_SECONDS = {"cpu": 30.0, "cuda": 20.0}
-"""Guessed seconds of a case beyond 1.5 times its sampling, and of compiling or building."""
-_LONG_BUILD_SECONDS = 180.0
+"""Guessed seconds of a case beyond 1.5 times its sampling, and of compiling."""
+_BUILD_SECONDS, _LONG_BUILD_SECONDS = 45.0, 180.0
+"""Guessed seconds of a build: the median of docs/results/h200-networks (TensorRT 8.5), and a search's longest ones."""
 _CORE_FLOPS = 5e10
 """Guessed FLOP/s of a network on a core: PyTorch's on an EPYC."""
 _CALLS = 2
@@ -165,13 +166,16 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
     """Guess a case's wall time."""
     if case.unsupported:
         return 0.0
-    compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
-    compiling = 0.0 if is_built else _LONG_BUILD_SECONDS if builds_long(case) else compiling
+    engine, building = ENGINES[case.engine], 0.0
+    is_reused = case.replicate > 0 and (engine.shares_kernels or engine.builds is not None)
+    if not is_built and not is_reused:
+        usual = _BUILD_SECONDS if engine.builds else _COMPILE_SECONDS[case.device] if engine.compiles else 0.0
+        building = _LONG_BUILD_SECONDS if builds_long(case) else usual
     # A backward pass takes about twice the forward's.
     network = CATALOG.get(case.source.catalog_name or "") if case.device == "cpu" else None
     flops = 2 * network.multiply_adds * case.batch_size * (3 if case.pass_ == "training" else 1) if network else 0
     calls = (budget.min_samples + _CALLS) * flops / (_CORE_FLOPS * usable_cores())
-    return max(1.5 * budget.seconds, calls) + _CASE_SECONDS[case.device] + compiling
+    return max(1.5 * budget.seconds, calls) + _CASE_SECONDS[case.device] + building
 
 
 def searched(plan: Iterable[Case]) -> list[Case]:

@@ -246,6 +246,14 @@ def test_a_slow_network_takes_longer_than_its_sampling_on_a_cpu_alone(planned):
     assert seconds("alexnet", "cuda") == seconds("vgg19", "cuda")
 
 
+@pytest.mark.parametrize(("engine", "expected"), [("eager", [0, 0]), ("trt", [45, 0]), ("compiled", [20, 0])])
+def test_a_first_process_builds_and_a_further_one_reuses_it(planned, engine, expected):
+    case = dataclasses.replace(planned(one("eager"), "cuda", "9.0")[0], engine=engine, replicate=0)
+    usual = estimate_seconds(dataclasses.replace(case, engine="eager"), Budget())
+    cases = case, dataclasses.replace(case, replicate=1)
+    assert [estimate_seconds(case, Budget()) - usual for case in cases] == expected
+
+
 def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(planned, monkeypatch):
     lacking = Requirement("no_such_module", "pip install no-such-module")
     monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=(lacking,)))
