@@ -55,6 +55,7 @@ _SETTLES = {
     "skipped": "Measure them",
     "only-base": "Measure others",
     "open": "Narrow it",
+    "wide": "Narrow it",
     "one-process": "Measure it",
     "disturbed": "Measure again",
     "busy": "Measure again",
@@ -118,16 +119,17 @@ def settling(choice: Choice, folder: str) -> str | None:
         case Reason(code="only-base"):
             is_busy = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_busy}"
-        case Reason(code="open" | "one-process"):
+        case Reason(code="open" | "wide" | "one-process"):
             again = f" --retry {WHEN_IDLE}" * ((choice.doubt.have or 0) > 1)
             return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_best_and_base(choice))}{again}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 
 def _best_and_base(choice: Choice) -> str:
-    """Return the conditions of `--only` for the best and its base."""
+    """Return the conditions of `--only` for the best and its base, or for a base and its runner-up."""
     best, same = choice.cells[0], ("batch_size", "setting")
     bases = [cell for cell in choice.cells if cell["is_base"] and all(cell[key] == best[key] for key in same)]
+    bases += [choice.runner_up] if best["is_base"] and choice.runner_up else []
     keys = ("model", "pass", "batch_size", "shape", "optimizer", "variant", "precision")
     values = {key: dict.fromkeys(cell[key] for cell in (best, *bases) if cell[key]) for key in keys}
     return ",".join(f"{key}={','.join(map(str, words))}" for key, words in values.items() if words)

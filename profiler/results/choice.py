@@ -6,7 +6,8 @@ and 8 bits need the user's data; a limit of the accuracy loss replaces both. A c
 within a second, the most exact precision, and then the least memory.
 
 The best is no winner yet if only bases were measured, if rivals were skipped because of a cell that the limits exclude,
-if most cells ran beside other work, if it has no interval, or if the intervals leave open whether the base is better.
+if most cells ran beside other work, if it has no interval, or if the intervals leave open whether the base is better,
+or a rival of a base that leads.
 """
 
 from __future__ import annotations
@@ -255,9 +256,12 @@ def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: 
     over_base = base.reasons[0] if base else Reason("unknown")
     if any(is_busy(*pair) for pair in (*ends, (over_base.low, over_base.high))):
         return Reason("busy", text=cell_name(best))
+    if base is None and any(rival.reasons[0].code in ("better", "unclear") for rival in rivals):
+        low, high = map(best.get, ends_of(figure)) if figure in WITH_ENDS else (None, None)
+        over_base = Reason("unclear", best[figure], low=low, high=high, figure=figure)
     wide = (over_base.high or 1.0) > _OPEN * (over_base.low or 1.0)
     is_open = wide and over_base.code in ("better", "unclear")
-    return replace(over_base, code="open", text=cell_name(best)) if is_open else None
+    return replace(over_base, code="open" if base else "wide", text=cell_name(best)) if is_open else None
 
 
 def _unsettled(judged: Sequence[Loser], figure: str) -> int:
@@ -334,18 +338,23 @@ def _distance(row: Row, best: Row, figure: str) -> float:
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     """Judge each row against the best: "worse", "better", "equivalent" or "unclear", and how many times worse it is.
 
-    Without an interval, only a difference of several margins counts.
+    Without an interval, only a difference of several margins counts, from the other side's interval if it has one.
     """
-    names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
+    ends = ends_of(figure) if figure in WITH_ENDS else ()
+    names = [figure, *ends, "clock"]
     sides = {"": rows, "_best": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
     # The best is the side and each row its base, so a factor tells how many times worse the row is.
     factors = compared(both, base="", side="_best", figure=figure)
+    filled = both.with_columns(pl.col(f"{end}{of}").fill_null(pl.col(f"{figure}{of}")) for of in sides for end in ends)
+    by_one_end = compared(filled, base="", side="_best", figure=figure).select("factor_low", "factor_high")
     reasons = []
-    for row, (factor, low, high, outcome) in zip(rows, factors.iter_rows(), strict=True):
+    for row, (factor, low, high, outcome), (bottom, top) in zip(
+        rows, factors.iter_rows(), by_one_end.iter_rows(), strict=True
+    ):
         if factor and outcome is None:
             is_host = HOST_BOUND in {*row["footnotes"], *best["footnotes"]}
-            screened = verdict(factor, factor, _SCREEN * margin(None if is_host else row["clock"]))
+            screened = verdict(bottom, top, _SCREEN * margin(None if is_host else row["clock"]))
             outcome = None if screened is Verdict.EQUIVALENT else str(screened)
         reasons.append(Reason(_CODES.get(outcome, outcome), factor, None, low, high, figure=figure))
     return reasons

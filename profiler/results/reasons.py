@@ -80,7 +80,7 @@ def _given(figure: str, value: float | None) -> str:
 
 def _worse(reason: Reason) -> str:
     if numbers.is_busy(reason.low, reason.high):
-        return "measured beside other work"
+        return "by a factor that its interval leaves unknown"
     words = COMPARATIVES.get(reason.figure, ("worse", "better"))
     ends = _known(reason.figure, (reason.low, reason.high))
     return numbers.relative(reason.value, *ends, words=words) if reason.value else "figures of 0"
@@ -133,6 +133,10 @@ def _open(reason: Reason) -> str:
     return f"{reason.text} leads, at {ends} the base's speed"
 
 
+def _wide(reason: Reason) -> str:
+    return f"{reason.text} leads, at {amount(reason.figure, reason.value or 0.0, reason.low, reason.high)}"
+
+
 def _one_process(reason: Reason) -> str:
     quiet = f"the only quiet one of {numbers.count(reason.have or 0)} processes"
     processes = quiet if (reason.have or 0) > 1 else "one process"
@@ -155,8 +159,9 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "skipped": _skipped,
     "only-base": _only_base,
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
-    "busy": lambda reason: f"{reason.text} leads, by a factor that other work leaves unknown",
+    "busy": lambda reason: f"{reason.text} leads, by a factor that its interval leaves unknown",
     "open": _open,
+    "wide": _wide,
     "one-process": _one_process,
     "not-measured": lambda reason: f"not measured: {reason.text}",
 }

@@ -121,6 +121,10 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12)], "latency", "undecided", "open",
          f"--resume a/run --replicates 5 --only {AT}"),
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
+        # The base leads by 1.42 over one process, and its own interval spans more.
+        ([*spread("eager", 1.0, 1.3), UNKNOWN | {"latency_ms": 1.42}], "latency", "undecided", "wide",
+         f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}"),
+        ([*spread("eager", 1.0, 1.3), UNKNOWN | {"latency_ms": 9.0}], "latency", "deploy", None, ""),
         ([BASE, UNKNOWN], "latency", "undecided", "one-process", f"--resume a/run --replicates 5 --only {AT}"),
         ([BASE, UNKNOWN, *DISTURBED], "latency", "undecided", "one-process",
          f"--resume a/run --replicates 5 --only {AT} --retry --wait-for-idle 10"),
