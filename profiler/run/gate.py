@@ -151,7 +151,7 @@ def execute(options: Options, console: Console) -> int:
             by_name = is_old and isinstance(side.job, ModelJob)
             runners.append(start.runner(stack.enter_context(open_run(start)), display, by_name))
             runners[-1].begin_in(within, started)
-        cells, unpaired = pair(*(runner.chosen for runner in runners))
+        cells, lost, added = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, started + within, against)
         except KeyboardInterrupt:
@@ -159,12 +159,13 @@ def execute(options: Options, console: Console) -> int:
         for runner in runners:
             write_results(runner, Console(file=io.StringIO()), is_gate=True)
     trim(default_root(), most_bytes())
-    for why, names in grouped(unpaired).items():
+    for why, names in grouped((str(cell.problem), cell.name) for cell in (*lost, *added)).items():
         others = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         note = f"Not compared: {'; '.join(names[:_MOST_NAMES])}{others}: {why}"
         console.print(Text(note, style="dim"), soft_wrap=True)
     for cell in cells:
         console.print(Text(f"{cell.name}: {cell.describe(against, limit)}"), soft_wrap=True)
+    cells += lost  # Without a verdict.
     places = f"new {runners[0].run.path}, old {runners[1].run.path}"
     action = f"{'Interrupted after' if interrupted else 'Took'} {duration(time.monotonic() - started)}"
     console.print(Text(f"{action}; results: {places}", style="dim"), soft_wrap=True)
@@ -249,8 +250,8 @@ def _add_round(cell: Pair, number: int, new: Supervisor, old: Supervisor) -> boo
     return True
 
 
-def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], list[tuple[str, str]]]:
-    """Pair the cells of both sides; return also why other cells are not compared, each with its name.
+def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Pair the cells of both sides; return also those that only the old side has, and that only the new one can run.
 
     Names of models must agree, unless each side has only one model. Raises ConfigError if nothing can be paired.
     """
@@ -268,12 +269,13 @@ def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], list[tup
     for key in shared:
         why = keyed[0][key].unsupported
         pairs.append(Pair(keyed[0][key], keyed[1][key], len(shared), problem=why, fails=why is not None))
-    unpaired = []
-    for ours, others, side in ((keyed[0], keyed[1], "old"), (keyed[1], keyed[0], "new")):
-        for key in [key for key, case in ours.items() if case.unsupported is None and key not in shared]:
-            why = others[key].unsupported if key in others else "it has no such case"
-            unpaired.append((f"the {side} side: {why}", Pair(ours[key], ours[key], 1).name))
-    return pairs, unpaired
+    gone = [case for key, case in keyed[1].items() if key in runnable[1] - keyed[0].keys()]
+    lost = [Pair(case, case, problem="the new side has no such case") for case in gone]
+    added = []
+    for key in [key for key in keyed[0] if key in runnable[0] - runnable[1]]:
+        why = f"the old side: {keyed[1][key].unsupported}" if key in keyed[1] else "the old side has no such case"
+        added.append(Pair(keyed[0][key], keyed[0][key], problem=why))
+    return pairs, lost, added
 
 
 def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -> None:

@@ -56,22 +56,23 @@ def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(measured
 
 def test_of_two_models_the_cells_are_paired_whatever_their_names():
     unsupported = replace(CASE, precision="fp16", unsupported="not here")
-    (one,), alone = pair(
+    (one,), *alone = pair(
         [CASE, replace(CASE, replicate=1), unsupported], [OLD, replace(OLD, precision="fp16", unsupported="not here")]
     )
-    assert (one.new, one.old, one.tests, alone) == (CASE, OLD, 1, [])
-    both, _ = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16")])
+    assert (one.new, one.old, one.tests, alone) == (CASE, OLD, 1, [[], []])
+    both, *_ = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16")])
     assert [each.problem for each in both] == [None, "not here"]
     assert {each.tests for each in both} == {2}
 
 
 def test_of_jobs_with_several_models_the_names_count():
-    (one,), alone = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
+    (one,), (lost,), (added,) = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
     assert one.new == one.old == OLD
-    assert [why for why, _ in alone] == [f"the {side} side: it has no such case" for side in ("old", "new")]
-    assert [name.partition(",")[0] for _, name in alone] == [CASE.model, "third"]
+    assert (added.name.partition(",")[0], added.problem) == (CASE.model, "the old side has no such case")
+    assert (lost.name.partition(",")[0], lost.problem) == ("third", "the new side has no such case")
+    assert lost.is_slower(0.05) is None, "a lost cell has no verdict"
     at_2 = replace(CASE, batch_size=2)
-    assert pair([CASE, at_2], [CASE, replace(at_2, unsupported="no GPU")])[1][0][0] == "the old side: no GPU"
+    assert pair([CASE, at_2], [CASE, replace(at_2, unsupported="no GPU")])[2][0].problem == "the old side: no GPU"
     with pytest.raises(ConfigError, match="nothing in common that runs here"):
         pair([CASE], [replace(OLD, batch_size=2)])
 
