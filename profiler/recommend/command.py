@@ -126,10 +126,10 @@ def settling(choice: Choice, folder: str) -> str | None:
 
 
 def _best_and_base(choice: Choice) -> str:
-    """Return the conditions of `--only` for the best and its base, or for a base and its runner-up."""
+    """Return the conditions of `--only` for the best and its base, or without another base its runner-up."""
     best, same = choice.cells[0], ("batch_size", "setting")
     bases = [cell for cell in choice.cells if cell["is_base"] and all(cell[key] == best[key] for key in same)]
-    bases += [choice.runner_up] if best["is_base"] and choice.runner_up else []
+    bases += [choice.runner_up] if choice.runner_up and (best["is_base"] or not bases) else []
     keys = ("model", "pass", "batch_size", "shape", "optimizer", "variant", "precision")
     values = {key: dict.fromkeys(cell[key] for cell in (best, *bases) if cell[key]) for key in keys}
     return ",".join(f"{key}={','.join(map(str, words))}" for key, words in values.items() if words)

@@ -134,7 +134,8 @@ def _open(reason: Reason) -> str:
 
 
 def _wide(reason: Reason) -> str:
-    return f"{reason.text} leads, at {amount(reason.figure, reason.value or 0.0, reason.low, reason.high)}"
+    figure = amount(reason.figure, reason.value or 0.0, reason.low, reason.high)
+    return f"{reason.text} leads, at {figure}, too wide an interval to exclude its rivals"
 
 
 def _one_process(reason: Reason) -> str:

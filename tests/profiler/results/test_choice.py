@@ -162,6 +162,15 @@ def test_a_command_that_resumes_a_run_has_its_number_of_threads(facts, option, t
     assert resuming(tmp_path).endswith(f"--resume {tmp_path}{option}")
 
 
+def test_without_a_base_a_wide_leader_is_narrowed_beside_its_runner_up():
+    others = [row | {"is_base": False} for row in (*spread("openvino", 1.0, 1.3), UNKNOWN | {"latency_ms": 1.42})]
+    choice = decide(cells_of(handmade.frame(others)), Request("net"))
+    assert choice.doubt and choice.doubt.code == "wide"
+    assert (settling(choice, "a/run") or "").endswith("variant=openvino,ort,precision=fp32")
+    said = "No recommendation yet: openvino fp32 leads, at 1.00 ms "
+    assert headline(choice).startswith(said) and "too wide an interval to exclude its rivals" in headline(choice)
+
+
 def test_an_open_choice_is_narrowed_at_its_own_batch_and_shape():
     at_16 = {"batch_size": 16, "setting": "sequence=32", "shape": "sequence=32", "device": "cpu"}
     rows = [
