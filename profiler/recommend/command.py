@@ -28,7 +28,7 @@ from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, cells_of, decide
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.cells import Row
-from profiler.results.choice import DEFAULT_LIMIT, ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser
+from profiler.results.choice import DEFAULT_LIMIT, ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser, cell_name
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
@@ -55,7 +55,6 @@ _SETTLES = {
     "skipped": "Measure them",
     "only-base": "Measure others",
     "open": "Narrow it",
-    "wide": "Narrow it",
     "one-process": "Measure it",
     "disturbed": "Measure again",
     "busy": "Measure again",
@@ -119,19 +118,20 @@ def settling(choice: Choice, folder: str) -> str | None:
         case Reason(code="only-base"):
             is_busy = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_busy}"
-        case Reason(code="open" | "wide" | "one-process"):
+        case Reason(code="open" | "one-process"):
             again = f" --retry {WHEN_IDLE}" * ((choice.doubt.have or 0) > 1)
-            return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_best_and_base(choice))}{again}"
+            return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_contested(choice))}{again}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 
-def _best_and_base(choice: Choice) -> str:
-    """Return the conditions of `--only` for the best and its base, or without another base its runner-up."""
-    best, same = choice.cells[0], ("batch_size", "setting")
-    bases = [cell for cell in choice.cells if cell["is_base"] and all(cell[key] == best[key] for key in same)]
-    bases += [choice.runner_up] if choice.runner_up and (best["is_base"] or not bases) else []
+def _contested(choice: Choice) -> str:
+    """Return the conditions of `--only` for the best and the doubt's rival: by default its base, else the runner-up."""
+    best, *others = choice.cells
+    rival = choice.doubt.rival if choice.doubt else ""
+    near = [cell for cell in others if all(cell[key] == best[key] for key in ("batch_size", "setting"))]
+    rivals = [cell for cell in near if (cell_name(cell) == rival if rival else cell["is_base"])]
     keys = ("model", "pass", "batch_size", "shape", "optimizer", "variant", "precision")
-    values = {key: dict.fromkeys(cell[key] for cell in (best, *bases) if cell[key]) for key in keys}
+    values = {key: dict.fromkeys(cell[key] for cell in (best, *(rivals or near[:1])) if cell[key]) for key in keys}
     return ",".join(f"{key}={','.join(map(str, words))}" for key, words in values.items() if words)
 
 

@@ -1,13 +1,12 @@
 """Choose among cells, by one rule for terminal, report and recommend.
 
 The best by the objective wins among the cells that meet every limit. By default inference has an error limit of 1e-2,
-and 8 bits need the user's data; a limit of the accuracy loss replaces both. A cell ties with the best if it is within
-25 % and not proven worse. Among ties within 5 % that no cell is proven to beat, the soonest start wins; among starts
-within a second, the most exact precision, and then the least memory.
+and 8 bits need the user's data; a limit of the accuracy loss replaces both. A cell that is not proven worse than the
+best ties with it. Among ties within 5 % that no cell is proven to beat, the soonest start wins; among starts within a
+second, the most exact precision, and then the least memory.
 
 The best is no winner yet if only bases were measured, if rivals were skipped because of a cell that the limits exclude,
-if most cells ran beside other work, if it has no interval, or if the intervals leave open whether the base is better,
-or a rival of a base that leads.
+if most cells ran beside other work, if it has no interval, or if intervals leave open whether a rival is better.
 """
 
 from __future__ import annotations
@@ -43,15 +42,13 @@ _SPARE = 1.1
 _LEAST_MS = 0.05
 """Shorter calls are timed in blocks of this length (worker/sampling.py)."""
 _MOST_CONTENDERS = 3
-_OPEN = 2.0
-"""The choice is open if the base is not proven worse and the ends of the factor over it differ by more than this."""
+_OPEN = 1.25
+"""The choice is open if a cell may be better than the best by more than this factor."""
 _MOST_NAMED = 3
 _NEAR = 0.05
 """Figures that differ by less than this share are near."""
 _SCREEN = 5
 """A cell without an interval is worse if it is this many margins behind."""
-_FAR = math.log(1.25)
-"""Cells further apart never tie, however wide their intervals."""
 _NEAR_SECONDS = 1.0
 """Starts that differ by no more are alike."""
 _PLACE = ("batch_size", "setting", "machine")
@@ -202,12 +199,8 @@ def choose(
         if skipped := _unsettled(judged, figure):
             doubt = Reason("skipped", skipped)
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
-    against_best = _against(fit, fit[0], figure)
-    tied = [
-        row
-        for row, reason in zip(fit, against_best, strict=True)
-        if reason.code != "worse" and _distance(row, fit[0], figure) < _FAR
-    ]
+    against_best = zip(fit, _against(fit, fit[0], figure), strict=True)
+    tied = [row for row, reason in against_best if reason.code != "worse"]
     near = [row for row in tied if _distance(row, fit[0], figure) < _NEAR]
     # A narrow interval may prove a cell better although both tie with the best.
     unbeaten = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
@@ -219,8 +212,8 @@ def choose(
         return max(set_up, soon), precision.usual_error if precision else math.inf, memory
 
     best = min(unbeaten, key=preference)
-    against_best = _against(fit, best, figure)
-    beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_best, strict=True) if row is not best]
+    against_best = zip(fit, _against(fit, best, figure), strict=True)
+    beaten = [Loser(row, (reason,)) for row, reason in against_best if row is not best]
     rivals = [loser for loser in beaten if all(loser.cell[key] == best[key] for key in _PLACE)]
     runner_up = next(iter(rivals), None)
     return Choice(
@@ -250,18 +243,26 @@ def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: 
         return Reason("disturbed", text=cell_name(best))
     if figure in WITH_ENDS and best[ends_of(figure)[0]] is None:
         return Reason("one-process", have=best["measured"], text=cell_name(best))
-    base = next((rival for rival in rivals if rival.cell["is_base"]), None)
-    sides = [best, base.cell] if base else [best]
-    ends = [tuple(map(side.get, ends_of(figure))) for side in sides] if figure in WITH_ENDS else []
-    over_base = base.reasons[0] if base else Reason("unknown")
-    if any(is_busy(*pair) for pair in (*ends, (over_base.low, over_base.high))):
+    bases = [rival for rival in rivals if rival.cell["is_base"]]
+    open_rivals = [rival for rival in rivals if _may_be_better(rival, best, figure)]
+    sides = [best, *(base.cell for base in bases)] if figure in WITH_ENDS else []
+    ends = [tuple(map(side.get, ends_of(figure))) for side in sides]
+    ends += [(rival.reasons[0].low, rival.reasons[0].high) for rival in (*bases, *open_rivals)]
+    if any(is_busy(*pair) for pair in ends):
         return Reason("busy", text=cell_name(best))
-    if base is None and any(rival.reasons[0].code in ("better", "unclear") for rival in rivals):
-        low, high = map(best.get, ends_of(figure)) if figure in WITH_ENDS else (None, None)
-        over_base = Reason("unclear", best[figure], low=low, high=high, figure=figure)
-    wide = (over_base.high or 1.0) > _OPEN * (over_base.low or 1.0)
-    is_open = wide and over_base.code in ("better", "unclear")
-    return replace(over_base, code="open" if base else "wide", text=cell_name(best)) if is_open else None
+    for rival in open_rivals:
+        return replace(rival.reasons[0], code="open", text=cell_name(best), rival=cell_name(rival.cell))
+    return None
+
+
+def _may_be_better(rival: Loser, best: Row, figure: str) -> bool:
+    """Return whether a rival may be better by more than _OPEN."""
+    reason = rival.reasons[0]
+    if reason.code != "unclear":
+        return False
+    # Without an interval of the factor, the best's own is the least that is unknown.
+    low = reason.low or (reason.value or 1.0) * (best[ends_of(figure)[0]] or best[figure]) / best[figure]
+    return _OPEN * low < 1
 
 
 def _unsettled(judged: Sequence[Loser], figure: str) -> int:
@@ -294,17 +295,19 @@ def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[
 
 
 def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]:
-    """Return the likely winners of each group: the best, and up to two others within the fastest one's interval.
+    """Return the likely winners of each group: the best, and up to two others that may be better.
 
-    Without equals, leave out cells proven equivalent to the best.
+    These lie within the fastest one's interval, or are so uncertain that they leave the choice open. Without equals,
+    leave out cells proven equivalent to the best.
     """
     groups = []
     for _, choice in choices(cells):
         tied = sorted(choice.leaders, key=lambda cell: cell["latency_ms"])
         limit = (tied[0]["latency_high_ms"] or math.inf) if tied else 0.0
+        uncertain = [loser.cell for loser in choice.losers if _may_be_better(loser, choice.best or {}, choice.figure)]
         equals = [loser.cell for loser in choice.losers if loser.reasons[0].code == "equivalent"]
         left_out = [choice.best, *([] if with_equals else equals)]
-        others = [cell for cell in tied if cell["latency_ms"] <= limit and cell not in left_out]
+        others = [cell for cell in tied if (cell["latency_ms"] <= limit or cell in uncertain) and cell not in left_out]
         groups.append([cell for cell in (choice.best, *others[: _MOST_CONTENDERS - 1]) if cell])
     return groups
 

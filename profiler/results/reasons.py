@@ -33,7 +33,7 @@ _MOST_ITEMS = 1_000_000
 class Reason:
     """A reason as data: a code, a value of `figure` with its interval, and its limit.
 
-    `have` is the number of samples or processes so far; `text` is a name for the template, such as a cell's.
+    `have` is the number of samples or processes so far; `text` and `rival` are names for the template, such as cells'.
     """
 
     code: str
@@ -44,6 +44,7 @@ class Reason:
     figure: str = ""
     have: float | None = None
     text: str = ""
+    rival: str = ""
 
     def __str__(self) -> str:
         return _TEMPLATES[self.code](self)
@@ -128,16 +129,6 @@ def _skipped(reason: Reason) -> str:
     )
 
 
-def _open(reason: Reason) -> str:
-    ends = f"{numbers.times(reason.low or 0.0)} to {numbers.times(reason.high or 0.0)}"
-    return f"{reason.text} leads, at {ends} the base's speed"
-
-
-def _wide(reason: Reason) -> str:
-    figure = amount(reason.figure, reason.value or 0.0, reason.low, reason.high)
-    return f"{reason.text} leads, at {figure}, too wide an interval to exclude its rivals"
-
-
 def _one_process(reason: Reason) -> str:
     quiet = f"the only quiet one of {numbers.count(reason.have or 0)} processes"
     processes = quiet if (reason.have or 0) > 1 else "one process"
@@ -161,8 +152,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "only-base": _only_base,
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by a factor that its interval leaves unknown",
-    "open": _open,
-    "wide": _wide,
+    "open": lambda reason: f"{reason.text} leads, but {reason.rival} may be better: {_worse(reason)}, not told apart",
     "one-process": _one_process,
     "not-measured": lambda reason: f"not measured: {reason.text}",
 }
