@@ -61,6 +61,14 @@ try:
     for _module in filter(None, os.environ.get("PROFILER_PRELOAD", "").split(",")):
         with contextlib.suppress(Exception):  # Its user reports the failure.
             importlib.import_module(_module)
+    if "torch._inductor.codecache" in sys.modules:
+        # Each compiled case would hash the sources of torch and triton for half a second.
+        with contextlib.suppress(ImportError, RuntimeError):
+            from torch._inductor.codecache import torch_key
+            from torch._inductor.runtime.triton_compat import triton_key
+
+            torch_key()
+            triton_key()
     settings.put_back(_usual)
 
     # Nothing here is garbage, and a worker's collection would visit, and so copy, all of it in 0.4 s.
