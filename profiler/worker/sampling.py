@@ -28,7 +28,7 @@ _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
 _FEWEST = 3
 """Fewest samples of the other clocks."""
-_THROUGHPUT_SECONDS = 0.5
+_THROUGHPUT_SECONDS = 0.25
 _LOOP_SHARE = 0.9
 """Timed calls replace the loop if they last this share of its seconds; gaps between them take the rest."""
 ENERGY_SECONDS = 5.0
