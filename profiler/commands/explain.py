@@ -31,12 +31,13 @@ from profiler.recommend.command import check_scored, read_limits
 from profiler.results.cells import Row, cells
 from profiler.results.choice import MAX_ERROR, Limit
 from profiler.results.columns import LIMITED_BY
+from profiler.results.losses import loss_over, telling_error
 from profiler.results.reading import read_results
 from profiler.results.reasons import Reason
 from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
-from profiler.stats.intervals import rounds_interval
+from profiler.stats.intervals import Verdict, margin, rounds_interval, verdict
 from profiler.tables.numbers import BUSY, counted, error, points, relative
 from profiler.tables.table import of_rows, words
 from profiler.tables.writers import print_table
@@ -47,6 +48,14 @@ _SECONDS = 3600.0
 """Time limit of all graphs together, without building engines."""
 _FEW, _SPREAD = 2, 0.25
 """The error is spread if more parts, and a larger share of them, have to stay in float32."""
+_OUTCOMES = {"within": "meets the limit", "too-wide": "may miss the limit"}
+"""Map a reason's code to words; other codes mean that the limit is missed."""
+_THAN_FP32 = {
+    Verdict.FASTER: "is faster than fp32",
+    Verdict.SLOWER: "is slower than fp32: deploy fp32",
+    Verdict.EQUIVALENT: "is no faster than fp32: deploy fp32",
+    Verdict.UNCLEAR: "is not clearly faster than fp32",
+}
 _FIELDS = [words("Node", "node"), words("Operator", "operator"), words("PyTorch module", "module")]
 
 
@@ -62,9 +71,10 @@ def execute(options: Options, console: Console) -> int:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
     limits = read_limits(options)
     check_scored(limits, read_results(options.run), [cell["model"]])
-    if met := _met(cell, limits):
-        option = LIMITED_BY[met.figure]
-        text = f"Nothing to explain in {case.model}, {case.variant} {case.precision}: {met}"
+    reason = _judged(cell, limits)
+    if cell["status"] == "ok" and reason.code == "within":
+        option = LIMITED_BY[reason.figure]
+        text = f"Nothing to explain in {case.model}, {case.variant} {case.precision}: {reason}"
         console.print(Text(f"{text}.\nA lower {option} explains it."), soft_wrap=True)
         return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
@@ -76,7 +86,7 @@ def execute(options: Options, console: Console) -> int:
         log = f" (log: {outcome.log})" if outcome.log else ""
         console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
         return 1
-    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {told(outcome.value, case.precision)}\n"))
+    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {answer(outcome.value, cell, limits)}\n"))
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
@@ -87,15 +97,15 @@ def execute(options: Options, console: Console) -> int:
     return 0
 
 
-def _met(cell: Row, limits: Sequence[Limit]) -> Reason | None:
-    """Return the figure that is within its limit; None if one is missed or the configuration is not ok.
+def _judged(cell: Row, limits: Sequence[Limit]) -> Reason:
+    """Return why the cell misses a limit, or else the figure that is within the first one.
 
     The default limit is of the accuracy loss, or of the error where the loss is unknown.
     """
     figure = "error" if cell["accuracy_loss"] is None else "accuracy_loss"
     limits = limits or [Limit(figure, MAX_ERROR)]
-    if cell["status"] != "ok" or any(limit.missed(cell) for limit in limits):
-        return None
+    if missed := next(filter(None, (limit.missed(cell) for limit in limits)), None):
+        return missed
     figure, limit = limits[0].figure, limits[0].value
     low, high = cell.get(f"{figure}_low"), cell[f"{figure}_high"]
     return Reason("within", high if figure == "error" else cell[figure], limit, low, high, figure=figure)
@@ -153,27 +163,38 @@ def _explain(case: Case, folders: tuple[str, ...], path: Path, console: Console)
         return run_one(call, lambda child: display.doing(f"{case.model}: {child.progress or 'compare graphs'}"))
 
 
-def told(explained: Explained, precision: str) -> str:
-    """State the error and accuracy of the graph, with some parts in float32, and with all of them; compare speeds."""
+def answer(explained: Explained, cell: Row, limits: Sequence[Limit]) -> str:
+    """State error and accuracy of the cell's graph, with some parts in float32, and with all of them.
+
+    The limits and the speed judge the graph with some; its loss is relative to the graph with all.
+    """
     errors, parts = list(map(_error, explained.errors)), counted(explained.parts, "part")
     if not explained.nodes:
         cause = "look at weights and constants of few bits, or at types that the runtime chooses"
         return f"{errors[0]}; with all {parts} in float32 {errors[2]}, so their type is not the cause: {cause}"
-    accuracies = [f", accuracy {points(share)}" for share in explained.accuracies] or [""] * len(errors)
+    accuracies = [f", accuracy {points(sum(part) / len(part))}" for part in explained.scores] or [""] * len(errors)
     before, after, whole = map("{}{}".format, errors, accuracies)
-    speeds = {precision: _speed(explained.rounds, 0), "all in float32": _speed(explained.rounds, 2)}
-    clear = [f"{speed} compared with {name}" for name, speed in speeds.items() if speed != BUSY]
-    some = f"With {explained.count} of {parts} in float32: {'; '.join([after, *clear])}"
-    lines = [before, some, f"With all in float32: {whole}"]
+    # Factors of the graph with some parts in float32 over the graphs with none and with all.
+    factors = [rounds_interval([math.log(ms[other] / ms[1]) for ms in explained.rounds]) for other in (0, 2)]
+    speeds = [relative(math.sqrt(factor.low * factor.high), factor.low, factor.high) for factor in factors]
+    others = zip(speeds, (cell["precision"], "all in float32"), strict=True)
+    clear = [f"{speed} compared with {other}" for speed, other in others if speed != BUSY]
+    some = f"With {explained.count} of {parts} in float32"
+    lines = [before, f"{some}: {'; '.join([after, *clear])}", f"With all in float32: {whole}"]
     if explained.count > max(_FEW, _SPREAD * explained.parts):
         lines.append("The error is spread over the graph: fewer parts do not halve it")
-    return "\n".join(lines)
+    reason = _judged(_cell_of(explained, cell), limits)
+    speed = verdict(factors[1].low, factors[1].high, margin("event" if cell["device"] == "cuda" else "host"))
+    outcome = f"{some} it {_OUTCOMES.get(reason.code, 'misses the limit')}: {reason}"
+    return "\n".join([*lines, outcome, f"It {_THAN_FP32[speed]}"])
 
 
-def _speed(rounds: Sequence[Sequence[float]], other: int) -> str:
-    """Compare the graph with some parts in float32 with the other one of each round."""
-    ends = rounds_interval([math.log(ms[other] / ms[1]) for ms in rounds])
-    return relative(math.sqrt(ends.low * ends.high), ends.low, ends.high)
+def _cell_of(explained: Explained, cell: Row) -> Row:
+    """Return the cell with error and loss of the graph that keeps some parts in float32."""
+    _, ours, base = explained.scores or ((), (), ())
+    bound = dict.fromkeys(("error_high", "rel_l2_error_high"), explained.errors[1])
+    loss = loss_over(base, ours, telling_error({**cell, **bound}))
+    return {**cell, **bound, **loss, "accuracy_items": len(ours), "worst": None}
 
 
 def _error(value: float) -> str:

@@ -26,6 +26,15 @@ def telling_error(row: Mapping[str, Any]) -> float | None:
     return None if row.get("max_abs_error") is None else row["rel_l2_error_high"]
 
 
+def loss_over(base: Sequence[float], ours: Sequence[float], error: float | None) -> dict[str, float | None]:
+    """Return the loss and its interval over the items that both scored; null beside a base that is never right."""
+    if not any(base):
+        return dict.fromkeys(_LOSS)
+    items = min(len(base), len(ours))
+    loss, interval = mean_loss(np.array(base[:items]), np.array(ours[:items]), error)
+    return dict(zip(_LOSS, (loss, interval.low, interval.high), strict=True))
+
+
 def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl.DataFrame:
     """Return a run's rows with the loss and its interval, over the items that both sides scored."""
     scored = [row for row in rows.to_dicts() if scores.get(row["case_id"])]
@@ -34,15 +43,8 @@ def with_losses(rows: pl.DataFrame, scores: Mapping[str, Sequence[float]]) -> pl
     losses = []
     for row in scored:
         base, ours = bases.get(_place(row)) or bases.get(_place(row)[1:]), row["case_id"]
-        if base is None or not any(scores[base]):  # A base that is never right has nothing to lose.
-            continue
-        if base == ours:
-            losses.append((ours, 0.0, 0.0, 0.0))
-        else:
-            items = min(len(scores[base]), len(scores[ours]))
-            loss, interval = mean_loss(
-                np.array(scores[base][:items]), np.array(scores[ours][:items]), telling_error(row)
-            )
-            losses.append((ours, loss, interval.low, interval.high))
-    columns = pl.DataFrame(losses, {"case_id": pl.String} | dict.fromkeys(_LOSS, pl.Float64), orient="row")
+        if base is not None:
+            error = 0.0 if base == ours else telling_error(row)
+            losses.append({"case_id": ours, **loss_over(scores[base], scores[ours], error)})
+    columns = pl.DataFrame(losses, {"case_id": pl.String} | dict.fromkeys(_LOSS, pl.Float64))
     return rows.drop(_LOSS).join(columns, on="case_id", how="left", maintain_order="left").select(*RESULTS)

@@ -33,8 +33,8 @@ class Explained:
     parts: int
     errors: tuple[float, float, float]
     rounds: tuple[tuple[float, ...], ...] = ()
-    accuracies: tuple[float, ...] = ()
-    """On the user's data, in the same order."""
+    scores: tuple[tuple[float, ...], ...] = ()
+    """Scores of the user's items, in the same order."""
 
 
 def bisect(feeders: Sequence[Parts], measure: Callable[[Parts], float]) -> tuple[Parts, Errors]:

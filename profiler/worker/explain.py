@@ -74,20 +74,18 @@ def explain(argument: tuple[Task, Path], report: Report) -> Explained:
     mixed.write(parts, path)
     with opened(Parts()) as before, opened(parts) as after, opened(Parts(range(len(mixed.parts)))) as whole:
         sessions = before, after, whole
-        accuracies = _accuracies(task, sessions) if has_labels(task) else ()
-        return replace(result, rounds=_time_in_turn(sessions, clock, task), accuracies=accuracies)
+        scores = _scores(task, sessions) if has_labels(task) else ()
+        return replace(result, rounds=_time_in_turn(sessions, clock, task), scores=scores)
 
 
-def _accuracies(task: Task, sessions: Sequence[Session]) -> tuple[float, ...]:
-    """Return each session's mean score over the items that all could score in time."""
+def _scores(task: Task, sessions: Sequence[Session]) -> tuple[tuple[float, ...], ...]:
+    """Return each session's scores of the items that all could score in time."""
 
     def score(session: Session) -> list[float]:
         end = perf_counter() + _SCORING_SECONDS
         return score_items(task, session, lambda: perf_counter() < end)
 
-    scores = list(map(score, sessions))
-    items = min(map(len, scores))
-    return tuple(sum(part[:items]) / items for part in scores)
+    return tuple(zip(*zip(*map(score, sessions), strict=False), strict=True))
 
 
 def _bound(session: Session, task: Task, reference: parity.Outputs) -> float:

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -17,16 +18,19 @@ from rich.console import Console
 from runs import Profiler, run_job
 
 from profiler.commands import explain as command_module
-from profiler.commands.explain import _chosen, told
+from profiler.commands.explain import _chosen, answer
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.machine.target import usable_cores
 from profiler.options import Explain
 from profiler.processes.messages import Outcome
+from profiler.results.choice import Limit
 from profiler.results.run_folder import RunFolder
 from profiler.worker.bisection import Explained
 
 pytestmark = pytest.mark.slow
+NODES, ROUNDS = (("a", "Exp", ""),), ((1.0, 1.5, 3.0),) * 15
+CELL: dict[str, Any] = {"accuracy_loss": 0.9, "precision": "fp16", "device": "cpu", "worst": "y, item 7"}
 JOB = """
 models: [{name: net, onnx: net.onnx}, {name: other, onnx: net.onnx}]
 engines: [ort, openvino]
@@ -108,19 +112,44 @@ def test_tensorrt_8_keeps_no_node_in_float32(command, tmp_path):
 
 
 def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
-    nodes, rounds = (("a", "Exp", ""),), ((1.0, 1.5, 3.0),) * 15
-    few = told(Explained(nodes, 1, 54, (math.inf, 0.012, 0.001), rounds, (0.1, 0.9, 0.95)), "fp16")
-    assert few.splitlines() == [
+    scores = tuple((1.0,) * hits + (0.0,) * (20 - hits) for hits in (2, 18, 19))
+    few = answer(Explained(NODES, 1, 54, (math.inf, 0.012, 0.001), ROUNDS, scores), CELL, [])
+    assert few.splitlines()[:3] == [
         "outputs are not finite, accuracy 10.00 %",
         "With 1 of 54 parts in float32: error bound 1.2e-2, accuracy 90.00 %; "
         "1.50× slower compared with fp16; 2.0× faster compared with all in float32",
         "With all in float32: error bound 1.0e-3, accuracy 95.00 %",
     ]
     busy = tuple((1.0, 10.0 ** (number % 3), 3.0) for number in range(15))
-    assert "compared" not in told(Explained(nodes, 1, 54, (0.3, 0.1, 0.0), busy), "fp16"), "too wide to say"
-    assert "spread over the graph" in told(Explained(nodes, 40, 54, (0.3, 0.1, 0.0), rounds), "int8")
-    none = told(Explained((), 0, 54, (0.3, 0.3, 0.25)), "fp16")
+    assert "compared" not in answer(Explained(NODES, 1, 54, (0.3, 0.1, 0.0), busy), CELL, []), "too wide to say"
+    assert "spread over the graph" in answer(Explained(NODES, 40, 54, (0.3, 0.1, 0.0), ROUNDS), CELL, [])
+    none = answer(Explained((), 0, 54, (0.3, 0.3, 0.25)), CELL, [])
     assert none.startswith("error bound 3.0e-1; with all 54 parts in float32 error bound 2.5e-1, so their type")
+
+
+@pytest.mark.parametrize(
+    ("error", "losses", "limits", "outcome"),
+    [
+        (0.012, None, [], "misses the limit: error bound 1.2e-2, over"),
+        (0.012, None, [Limit("error", 0.1)], "meets the limit: error bound 1.2e-2, within"),
+        (0.9, 0, [], "meets the limit: accuracy loss 0.00 %"),
+        (0.9, 50, [], "misses the limit: accuracy loss 5.00 %"),
+        (0.9, 5, [], "may miss the limit: accuracy loss 0.50 %"),
+    ],
+)
+def test_the_graph_is_judged_by_the_limit(error, losses, limits, outcome):
+    scores = () if losses is None else ((0.0,) * 1000, (0.0,) * losses + (1.0,) * (1000 - losses), (1.0,) * 1000)
+    said = answer(Explained(NODES, 1, 54, (1.0, error, 0.0), ROUNDS, scores), CELL, limits)
+    assert f"\nWith 1 of 54 parts in float32 it {outcome}" in said and "item 7" not in said
+
+
+@pytest.mark.parametrize(
+    ("whole_ms", "said"), [(3.0, "is faster"), (0.5, "is slower"), (1.5, "is no faster"), (1.55, "is not clearly")]
+)
+def test_the_graph_is_compared_with_fp32(whole_ms, said):
+    rounds = tuple((1.0, 1.5 * (1 + number / 1000), whole_ms) for number in range(15))
+    explained = Explained(NODES, 1, 54, (1.0, 0.1, 0.0), rounds)
+    assert answer(explained, CELL, []).splitlines()[-1].startswith(f"It {said}")
 
 
 def test_a_graph_without_int8_is_no_advice_and_the_cores_are_the_runs(run, bad, folder, monkeypatch, capsys):
