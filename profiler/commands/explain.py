@@ -116,6 +116,9 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
     rows = cells(read_results(options.run)).filter(pl.col("pass") == "inference")
     rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
     explainable = {row["configuration"] for row in rows.iter_rows(named=True) if _has_graph(row)}
+    if not explainable:
+        advice = "measure some, such as by --engine ort --precision fp32,int8"
+        raise ConfigError(f"{options.run} has no graphs at fp16, bf16 or int8 to explain; {advice}")
     asked = {options.configuration} & {*rows["configuration"]}  # execute() says why it cannot be explained.
     check_choice("--configuration", options.configuration, sorted(explainable | asked))
     rows = rows.filter(configuration=options.configuration)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import handmade
 import numpy as np
 import onnxruntime
 import pytest
@@ -90,6 +91,14 @@ def test_refused_requests(words, why, run, folder, command):
     done = command("explain", str(run), *words, *given, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr
+
+
+@pytest.mark.parametrize("configuration", ["ort/int8", "eager/fp32"])
+def test_a_run_without_graphs_says_what_to_measure(configuration, command, tmp_path):
+    run = RunFolder.create(tmp_path).path
+    handmade.frame([handmade.row("eager"), handmade.row("compiled")]).write_parquet(run / "results.parquet")
+    done = command("explain", str(run), "--configuration", configuration, cwd=tmp_path)
+    assert done.returncode == 2 and "to explain; measure some, such as by --engine ort" in done.stderr
 
 
 def test_of_another_hosts_run_only_the_chosen_models_code_needs_trust(run, tmp_path):
