@@ -38,7 +38,7 @@ from profiler.results.warning_kinds import DISTURBED, meaning
 from profiler.run.command import execute as run_job
 from profiler.run.command import refuse_unlabelled
 from profiler.run.gate import execute as compare_in_turn
-from profiler.tables.numbers import UNITS, error, grouped, listed, ranges, seconds, times
+from profiler.tables.numbers import UNITS, error, grouped, is_busy, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section, print_table
 
@@ -116,8 +116,8 @@ def settling(choice: Choice, folder: str) -> str | None:
         case Reason(code="skipped"):
             return f"{resuming(Path(folder))} --all"
         case Reason(code="only-base"):
-            is_busy = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
-            return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_busy}"
+            is_disturbed = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
+            return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_disturbed}"
         case Reason(code="open" | "one-process"):
             again = f" --retry {WHEN_IDLE}" * ((choice.doubt.have or 0) > 1)
             return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_contested(choice))}{again}"
@@ -413,7 +413,8 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
         if name == "latency_ms":
             parts.append(text.replace(" ms", " ms a call", 1))
             factor = (cell["factor"], cell["factor_low"], cell["factor_high"])
-            parts += [times(*factor, sign=f"× {cell['base']}")] if cell["factor"] and not cell["is_base"] else []
+            is_shown = cell["factor"] and not cell["is_base"] and not is_busy(*factor[1:])
+            parts += [times(*factor, sign=f"× {cell['base']}")] if is_shown else []
         elif name == "error":
             bounded = f" (bound {amount(name, cell['error_high'])})" if cell["error_high"] > cell["error"] else ""
             parts.append(f"error {text}{bounded}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from profiler.results.columns import FIGURES
-from profiler.results.result import RANGED
+from profiler.results.result import RANGED, WITH_ENDS
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
@@ -46,6 +46,11 @@ class Reason:
     text: str = ""
     rival: str = ""
 
+    @property
+    def is_busy(self) -> bool:
+        """True if a timed figure's interval is too wide; a loss may be negative, so its ends have no ratio."""
+        return self.figure in WITH_ENDS and numbers.is_busy(self.low, self.high)
+
     def __str__(self) -> str:
         return _TEMPLATES[self.code](self)
 
@@ -55,7 +60,8 @@ def amount(figure: str, value: float, *ends: float | None) -> str:
     unit = FIGURES[figure].unit
     if unit in ("share", "points"):
         return numbers.points(value, *_known(figure, ends))
-    return numbers.error(value) if unit == "error" else numbers.within(value, *_known(figure, ends), unit=unit)
+    text = numbers.error(value) if unit == "error" else numbers.within(value, *_known(figure, ends), unit=unit)
+    return f"{noun(figure)} unknown because of other work" if text == numbers.BUSY else text
 
 
 def _known(figure: str, ends: Sequence[float | None]) -> Sequence[float | None]:
@@ -80,8 +86,8 @@ def _given(figure: str, value: float | None) -> str:
 
 
 def _worse(reason: Reason) -> str:
-    if numbers.is_busy(reason.low, reason.high):
-        return "by a factor that its interval leaves unknown"
+    if reason.is_busy:
+        return "by an unknown factor"
     words = COMPARATIVES.get(reason.figure, ("worse", "better"))
     ends = _known(reason.figure, (reason.low, reason.high))
     return numbers.relative(reason.value, *ends, words=words) if reason.value else "figures of 0"
@@ -99,7 +105,10 @@ def _held(reason: Reason) -> str:
 
 
 def _limited(reason: Reason) -> str:
-    return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
+    limit = f"{reason.code} the limit of {_given(reason.figure, reason.limit)}"
+    if reason.is_busy:
+        return f"{noun(reason.figure)} seems {limit}, but other work made its interval too wide"
+    return f"{_held(reason)}, {limit}"
 
 
 def _too_wide(reason: Reason) -> str:
@@ -151,7 +160,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "skipped": _skipped,
     "only-base": _only_base,
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
-    "busy": lambda reason: f"{reason.text} leads, by a factor that its interval leaves unknown",
+    "busy": lambda reason: f"{reason.text} leads, by an unknown factor: other work made an interval too wide",
     "open": lambda reason: f"{reason.text} leads, but {reason.rival} may be better: {_worse(reason)}, not told apart",
     "one-process": _one_process,
     "not-measured": lambda reason: f"not measured: {reason.text}",

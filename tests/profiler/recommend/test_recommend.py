@@ -258,6 +258,11 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest():
     assert headline(ask(row("ort", **apart))).endswith("over the limit of 1.0e-2")
 
 
+def test_other_work_leaves_a_winner_of_memory_without_a_latency():
+    rows = row("ort", reach=0.9, peak_memory_mib=9.0), row("eager", "fp32", 4.0, is_base=True)
+    assert " 9.00 MiB, latency unknown because of other work, error" in headline(ask(*rows, objective="memory"))
+
+
 @pytest.mark.parametrize("wanted", [{}, {"objective": "throughput"}, LIMITED])
 def test_nothing_is_cut_and_all_is_data(wanted):
     answer = ask(*full(), row("a|b [red]<i>", ms=2.0), **wanted)

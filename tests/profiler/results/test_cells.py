@@ -248,6 +248,10 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(rows, ends, why):
          "memory 1,810 MiB, over the limit of 1,500 MiB"),
         (Reason("unknown", 6, figure="latency_p99_ms", have=100),
          "p99 needs 662 samples, has 100: --seconds 6 takes them"),
+        (Reason("over", value=3.0, limit=2.0, low=0.1, high=90.0, figure="latency_ms"),
+         "latency seems over the limit of 2 ms, but other work made its interval too wide"),
+        (Reason("over", value=0.02, limit=0.01, low=-0.01, high=0.05, figure="accuracy_loss"),
+         "accuracy loss 2.00 % (-1.00 to 5.00), over the limit of 1 %"),
         (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
         (Reason("over", value=0.01036, limit=1e-2, figure="error"), "error bound 1.04e-2, over the limit of 1.0e-2"),
         (
