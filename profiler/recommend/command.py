@@ -283,18 +283,20 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
                 console.print(Text(_compared(choice)))
             _print_settling(console, choice, _folder(choice, read) if read else runs[0])
             _print_export(console, request, choice, runs)
-    again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
+    request = next((request for request, choice in answers if choice.best or choice.nearest), answers[0][0])
+    again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
 
 
 def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
-    """Print all answers as a table, each kind of doubt once, and the command that exports the first exportable one."""
+    """Print all answers as a table, each kind without a winner once, and the command that exports the first winner."""
     # Two objectives with the same answer share a row.
     rows = {(_subject(*answer), str(answer[1].best and answer[1].best["case_ids"])): answer[1] for answer in answers}
     console.print()
     print_table(console, overview([(subject, {}, choice) for (subject, _), choice in rows.items()]))
-    doubts = grouped((choice.doubt.code, (subject, choice)) for (subject, _), choice in rows.items() if choice.doubt)
-    for (subject, choice), *others in doubts.values():
+    lost = [(subject, choice) for (subject, _), choice in rows.items() if choice.winner is None]
+    kinds = grouped((choice.doubt.code if choice.doubt else choice.nearest is None, (s, choice)) for s, choice in lost)
+    for (subject, choice), *others in kinds.values():
         rest = f" and {len(others)} more" if others else ""
         console.print(Text(f"{subject}{rest}: {headline(choice)}", style=_STYLES[choice.status]))
         _print_settling(console, choice, _folder(choice, read) if read else runs[0])
@@ -335,10 +337,11 @@ def headline(choice: Choice) -> str:
     if (winner := choice.winner) is not None:
         batch = "" if ", batch " in winner["name"] else f", batch {winner['batch_size']}"
         return f"Deploy {choice.names}{batch}: {', '.join(_parts(choice, winner))}"
-    nearest = next((loser for loser in choice.losers if loser.cell is choice.nearest), None)
-    if nearest is None:
-        return f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)}"
-    return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}{_input_hint(nearest)}"
+    outcome = f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)};"
+    if choice.nearest is not None:
+        outcome = "Nothing meets the limits; the nearest is"
+    loser = next(loser for loser in choice.losers if choice.nearest in (None, loser.cell))
+    return f"{outcome} {loser.cell['name']}: {_why(loser)}{_input_hint(loser)}"
 
 
 def _input_hint(loser: Loser) -> str:

@@ -37,7 +37,8 @@ def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
 
 
 def _deploy(choice: Choice) -> str:
-    words = {"undecided": "no recommendation yet", "nothing": "nothing meets the limits"}
+    nothing = "nothing meets the limits" if choice.nearest else "nothing to deploy"
+    words = {"undecided": "no recommendation yet", "nothing": nothing}
     cells = choice.leaders
     batches = [f" b{cell['batch_size']}" * (cell["batch_size"] != cells[0]["batch_size"]) for cell in cells]
     names = dict.fromkeys(f"{cell_name(cell)}{batch}" for cell, batch in zip(cells, batches, strict=True))

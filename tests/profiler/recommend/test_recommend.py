@@ -243,7 +243,9 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest():
     answer = ask(*full(), **LIMITED)
     assert answer.winner is None and answer.nearest and answer.nearest["name"] == "compiled fp16"
     assert headline(answer).startswith("Nothing meets the limits; the nearest is compiled fp16: latency 0.925 ms (")
-    assert headline(ask(row("trt", ms=None))) == "Nothing to deploy: no candidate has a figure for latency"
+    assert headline(ask(row("trt", ms=None, reason="no GPU"))) == (
+        "Nothing to deploy: no candidate has a figure for latency; trt fp16: not measured: unsupported: no GPU"
+    )
     apart = {"rel_l2_error": 0.1, "rel_l2_error_high": 0.2, "worst": "scores, item 3"}
     drawn = {"drawn": "input:0, ids", "model_kind": "onnx"}
     assert headline(ask(row("ort", **apart, **drawn))) == (
@@ -410,6 +412,15 @@ def test_several_models_and_settings_have_short_answers(folder, data):
     shapes = written(folder.parent / "shapes", run(*(row("ort", shape=at, setting=at) for at in sizes)))
     text = order(shapes)[1]
     assert "Runner-up" not in text and all(f"net, width {size}" in text for size in (8, 16, 32))
+
+
+def test_among_several_models_each_has_figures_or_the_reason(tmp_path):
+    rows = [row("ort", model="good"), row("ort", ms=3.0, model="slow"), row("ort", ms=4.0, model="slower")]
+    folder = written(tmp_path / "run", run(row("trt", ms=None, model="broken", reason="no GPU"), *rows))
+    text = order(folder, max_latency_ms=["2"])[1]
+    assert re.search(r"^broken: Nothing to deploy: .* no GPU$", text, re.MULTILINE)
+    assert "\nslow and 1 more: Nothing meets the limits; the nearest is ort fp16: latency 3.00 ms (" in text
+    assert text.endswith(f" recommend {folder} --model good --max-latency-ms 2\n"), "others have no figure within it"
 
 
 def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table():
