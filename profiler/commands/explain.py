@@ -70,7 +70,7 @@ def execute(options: Options, console: Console) -> int:
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
     limits = read_limits(options)
-    check_scored(limits, read_results(options.run), [cell["model"]])
+    check_scored(limits, read_results(options.run), [cell["model"]], base=False)
     reason = _judged(cell, limits)
     if cell["status"] == "ok" and reason.code == "within":
         option = LIMITED_BY[reason.figure]

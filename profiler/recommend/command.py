@@ -35,8 +35,8 @@ from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import Reason, amount, bound, noun
 from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, meaning
+from profiler.run.command import BASE, LABELS, refuse_unscored
 from profiler.run.command import execute as run_job
-from profiler.run.command import refuse_unlabelled
 from profiler.run.gate import execute as compare_in_turn
 from profiler.tables.numbers import UNITS, error, grouped, is_busy, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
@@ -220,12 +220,16 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: Sequence[str]) -> None:
-    """Raise ConfigError for a limit of the accuracy loss if one of the models was not scored."""
-    rows = results.filter(pl.col("model").is_in(models), status="ok").group_by("model", maintain_order=True)
-    unscored = rows.agg(pl.col("accuracy").is_null().all()).filter("accuracy")["model"]
+def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: Sequence[str], base: bool = True) -> None:
+    """Raise ConfigError for a limit of the accuracy loss if one of the models has no labels, or no base."""
     if any(limit.figure == "accuracy_loss" for limit in limits):
-        refuse_unlabelled(unscored, "; if there were labels, a warning of the rows says why")
+        rows = results.filter(pl.col("model").is_in(models), status="ok").group_by("model", maintain_order=True)
+        lacks = rows.agg(pl.col("accuracy", "accuracy_loss").is_null().all())
+        others = lacks.filter(~pl.col("accuracy_loss"))["model"]
+        advice = f"; choose others by --model {others[0]}" if len(others) else ""
+        why = "; if there were labels, a warning of the rows says why"
+        refuse_unscored(lacks.filter("accuracy")["model"], LABELS, f"{why}{advice}")
+        refuse_unscored(lacks.filter("accuracy_loss", base)["model"], BASE, advice)
 
 
 def _limit(text: str, unit: str) -> float:
@@ -337,10 +341,11 @@ def headline(choice: Choice) -> str:
     if (winner := choice.winner) is not None:
         batch = "" if ", batch " in winner["name"] else f", batch {winner['batch_size']}"
         return f"Deploy {choice.names}{batch}: {', '.join(_parts(choice, winner))}"
-    outcome = f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)};"
-    if choice.nearest is not None:
-        outcome = "Nothing meets the limits; the nearest is"
     loser = next(loser for loser in choice.losers if choice.nearest in (None, loser.cell))
+    is_missed = any(reason.code in ("over", "under") and not reason.is_busy for reason in loser.reasons)
+    outcome = f"Nothing {'meets' if is_missed else 'is known to meet'} the limits; the nearest is"
+    if choice.nearest is None:
+        outcome = f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)};"
     return f"{outcome} {loser.cell['name']}: {_why(loser)}{_input_hint(loser)}"
 
 

@@ -88,7 +88,8 @@ class Limit:
             samples = cell["samples"] // max(1, cell["processes"])
             return Reason("unknown", _seconds_for(percentile, cell), figure=self.figure, have=samples)
         if value is None:
-            return Reason("unknown", figure=self.figure)
+            lacks_base = self.figure == "accuracy_loss" and cell.get("accuracy") is not None
+            return Reason("no-base" if lacks_base else "unknown", figure=self.figure)
         if self.holds(value):
             return None
         code = "under" if self.figure in HIGHER else "over"

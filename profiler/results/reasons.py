@@ -21,10 +21,11 @@ COMPARATIVES = {
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
-    "accuracy_loss": "no accuracy loss: it takes --data with labels, and a base (--engine eager) that scores above 0",
+    "accuracy_loss": "no accuracy: it takes --data with labels, and a warning of the row may say more",
 }
 
 
+BASES = "eager fp32 (ort fp32 for an .onnx file)"
 _MOST_ITEMS = 1_000_000
 """Nobody labels more."""
 
@@ -153,6 +154,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "within": _limited,
     "too-wide": _too_wide,
     "unknown": _unknown,
+    "no-base": lambda reason: f"no base to compare with: measure {BASES} too; it has to score above 0",
     "uncalibrated": lambda reason: (
         "8 bits measured without your data: give --data, or admit them with --allow-uncalibrated"
     ),

@@ -35,6 +35,7 @@ from profiler.options import Run as Options
 from profiler.processes.forkserver import COMPILER, libraries
 from profiler.published.command import NOTHING, present
 from profiler.results.cells import FAULTS, cells
+from profiler.results.reasons import BASES
 from profiler.results.result import Result
 from profiler.results.row import flat_environment
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
@@ -70,6 +71,8 @@ _NEEDED: Mapping[str, tuple[Sequence[str], str]] = {
     "--against": (("--limit", "--junit"), ""),
 }
 """Map an option to those that need it."""
+LABELS = "--data with labels, in a job `data` of the model"
+BASE = f"a base to compare with, {BASES}"
 _KEPT_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
@@ -219,17 +222,16 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
         chosen = only.conditions.get("model", data) if only else data
         unlabelled = [name for name, word in data.items() if not word or labels_in(str(word)) == 0]
         advice = "; choose others by --only model=NAME" * (len(unlabelled) < len(data))
-        refuse_unlabelled(filter(chosen.__contains__, unlabelled), advice)
+        refuse_unscored(filter(chosen.__contains__, unlabelled), LABELS, advice)
     if options.resume is not None:
         config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
     return config
 
 
-def refuse_unlabelled(models: Iterable[str], advice: str) -> None:
-    """Raise ConfigError if models under a limit of the accuracy loss lack labels."""
+def refuse_unscored(models: Iterable[str], need: str, advice: str = "") -> None:
+    """Raise ConfigError if models under a limit of the accuracy loss lack labels or a base."""
     if names := ", ".join(models):
-        needs = "--max-accuracy-loss needs --data with labels, in a job `data` of the model"
-        raise ConfigError(f"{needs}; without: {names}{advice}")
+        raise ConfigError(f"--max-accuracy-loss needs {need}; without: {names}{advice}")
 
 
 def _overrides(options: Options) -> dict[str, Any]:
@@ -253,9 +255,13 @@ def resolved(
     if options.resume is not None and options.replicates:  # Replicates beyond the run's plan confirm its winners.
         replicated = config.model_copy(update={"replicates": options.replicates})
         cases = make_plan(replicated, target.kind, hardware=target.hardware)
+    cases = only_of(cases, only)
+    if options.max_accuracy_loss:
+        bases = {case.model for case in cases if case.is_base and case.pass_ == "inference"}
+        refuse_unscored(dict.fromkeys(case.model for case in cases if case.model not in bases), BASE)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
     environment |= {"threads": options.threads} if options.threads else {}
-    return Start(options, console, config, target, environment, plan, only_of(cases, only))
+    return Start(options, console, config, target, environment, plan, cases)
 
 
 @contextlib.contextmanager

@@ -64,6 +64,13 @@ def test_a_configuration_that_surely_loses_accuracy_is_not_better_but_for_its_er
     )
 
 
+def test_without_a_base_nothing_is_known_to_meet_a_limit_of_the_loss():
+    results = handmade.frame([handmade.row("ort", accuracy=0.9)])
+    choice = decide(cells_of(results), Request("net", limits=(Limit("accuracy_loss", 0.01),)))
+    assert [reason.code for loser in choice.losers for reason in loser.reasons] == ["no-base"]
+    assert headline(choice).startswith("Nothing is known to meet the limits; the nearest is ")
+
+
 @pytest.mark.parametrize(
     ("loss", "limits", "end"),
     [

@@ -237,6 +237,9 @@ def test_a_limit_of_the_loss_needs_labels_of_every_model_before_the_run_and_afte
             assert (done.returncode == 2) == is_refused, done.stderr
             needs = "needs --data with labels, in a job `data` of the model; without: bare; "
             assert (needs in done.stderr) == is_refused
+    given = ("job.yaml", "--dry-run", "--max-accuracy-loss", "20%", "--only", "model=digits,variant=ort")
+    done = profiler(*given, cwd=run.parent.parent)
+    assert done.returncode == 2 and "needs a base to compare with, eager fp32" in done.stderr
 
 
 def test_texts_of_tokens_and_a_mask_are_scored(run, rows):
