@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
@@ -205,18 +206,17 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
     limits = []
     for option, figures in grouped((option, column) for column, option in LIMITED_BY.items()).items():
         by_prefix = {f"p{FIGURES[name].percentile}" if FIGURES[name].percentile else "": name for name in figures}
+        sign, scale, highest = ("%", 100, 1) if FIGURES[figures[0]].unit == "points" else ("", 1, math.inf)
         for word in getattr(options, option.removeprefix("--").replace("-", "_"), ()):
-            percentile, _, number = word.rpartition("=")
-            try:
-                value = _limit(number, FIGURES[by_prefix[""]].unit) if percentile in by_prefix else math.nan
-            except ValueError:
-                value = math.nan
-            if not 0 < value < math.inf:
+            prefix, _, number = word.rpartition("=")
+            value = math.nan
+            with contextlib.suppress(ValueError):
+                value = float(number.removesuffix(sign)) / scale
+            if prefix not in by_prefix or not number.endswith(sign) or not 0 < value < highest:
                 forms = "".join(f", or {prefix}=2" for prefix in by_prefix if prefix)
-                percent = FIGURES[by_prefix[""]].unit == "points"
-                number = "a percentage with its sign, from 0% to 100%" if percent else f"a number greater than 0{forms}"
-                raise ConfigError(f"{option}: '{word}' is no limit; give {number}")
-            limits.append(Limit(by_prefix[percentile], value))
+                form = "a percentage with its sign, from 0% to 100%" if sign else f"a number greater than 0{forms}"
+                raise ConfigError(f"{option}: '{word}' is no limit; give {form}")
+            limits.append(Limit(by_prefix[prefix], value))
     return tuple(limits)
 
 
@@ -230,13 +230,6 @@ def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: Sequenc
         why = "; if there were labels, a warning of the rows says why"
         refuse_unscored(lacks.filter("accuracy")["model"], LABELS, f"{why}{advice}")
         refuse_unscored(lacks.filter("accuracy_loss", base)["model"], BASE, advice)
-
-
-def _limit(text: str, unit: str) -> float:
-    """Read a limit; one in percentage points ends in % and is below 100. Raises ValueError."""
-    if unit != "points":
-        return float(text)
-    return float(text.removesuffix("%")) / 100 if text.endswith("%") and float(text[:-1]) < 100 else math.nan
 
 
 def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
