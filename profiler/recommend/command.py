@@ -61,6 +61,8 @@ _SETTLES = {
     "busy": "Measure again",
 }
 """Map a doubt's code to the words before the command that may settle it."""
+_IS_USUAL = (pl.col("setting") == "") | ~(pl.col("setting") == "").any().over("pass", "model")
+"""Select a model's plain setting; if it has none, all of its settings."""
 Answer = tuple[Request, Choice]
 
 
@@ -154,19 +156,17 @@ def execute_suite(options: RunSuite, console: Console) -> int:
 def conclude(run: Path, results: pl.DataFrame, console: Console, limits: tuple[Limit, ...] = ()) -> None:
     """Print what to deploy within the limits: for latency, and with several batch sizes also for throughput."""
     questions = list[Request]()
-    measured = results.filter(status="ok")
-    for (pass_, model, setting), rows in measured.group_by("pass", "model", "setting", maintain_order=True):
-        objectives = ["latency", "throughput"] if rows["batch_size"].n_unique() > 1 else ["latency"]
-        plain = measured.filter(pl.col("pass") == pass_, model=model, setting="").is_empty()
-        if setting == "" or plain:
-            questions += [Request(model, pass_, setting, "", limits, objective) for objective in objectives]
+    rows = results.filter(status="ok").filter(_IS_USUAL)
+    for (pass_, model, setting), group in rows.group_by("pass", "model", "setting", maintain_order=True):
+        objectives = ["latency", "throughput"] if group["batch_size"].n_unique() > 1 else ["latency"]
+        questions += [Request(model, pass_, setting, "", limits, objective) for objective in objectives]
     if questions:
         cells = cells_of(results)
         print_briefly(console, [(request, decide(cells, request)) for request in questions], [str(run)])
 
 
 def requests(options: Options, results: pl.DataFrame) -> list[Request]:
-    """Return a request for each model; for one without a plain setting, a request for each setting.
+    """Return a request for each model and setting; `_IS_USUAL` selects settings unless the options do.
 
     Raises ConfigError for options that match nothing in `results`, which have one row a case.
     """
@@ -185,20 +185,15 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
         raise ConfigError(f"--pass {pass_}{' and --only' * (only is not None)}: no row of these runs has it")
     if options.model is not None:
         check_choice(f"--model, {pass_}", options.model, models)
-        rows = rows.filter(model=options.model)
-    models = [options.model] if options.model else models
+        rows, models = rows.filter(model=options.model), [options.model]
     check_scored(limits, results, models)
+    if options.setting is not None:
+        settings = rows["setting"].unique(maintain_order=True)
+        check_choice("--setting", options.setting, [setting or "plain" for setting in settings])
+        rows = rows.filter(setting=options.setting.replace("plain", ""))
+    places = rows.filter(_IS_USUAL).select("model", "setting").unique(maintain_order=True).rows()
     common = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
-    questions = []
-    for model in models:
-        settings = rows.filter(model=model)["setting"].unique(maintain_order=True).to_list()
-        if options.setting is not None:
-            check_choice("--setting", options.setting, [setting or "plain" for setting in settings])
-            settings = [options.setting.replace("plain", "")]
-        elif "" in settings:
-            settings = [""]
-        questions += [Request(model, pass_, setting, *common) for setting in settings]
-    return questions
+    return [Request(model, pass_, setting, *common) for model, setting in places]
 
 
 def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
