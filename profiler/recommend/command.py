@@ -250,9 +250,7 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
-    console.print(Text(headline(choice), style=f"bold {_STYLES[choice.status]}"))
-    console.print(Text(_compared(choice)), end="\n" if choice.winner else "")
-    _print_settling(console, choice, folder)
+    _print_headline(console, choice, folder)
     for section in _sections(choice):
         print_section(console, section)
     console.print()
@@ -269,11 +267,8 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
         _print_overview(console, answers, runs, read)
     else:
         for request, choice in answers:
-            style = f"bold {_STYLES[choice.status]}"
-            console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
-            if choice.winner:
-                console.print(Text(_compared(choice)))
-            _print_settling(console, choice, _folder(choice, read) if read else runs[0])
+            folder = _folder(choice, read) if read else runs[0]
+            _print_headline(console, choice, folder, f"\n{request.subject}, {_aim(request)}: ")
             _print_export(console, request, choice, runs)
     request = next((request for request, choice in answers if choice.best or choice.nearest), answers[0][0])
     again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()])}"
@@ -290,8 +285,7 @@ def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[
     kinds = grouped((choice.doubt.code if choice.doubt else choice.nearest is None, (s, choice)) for s, choice in lost)
     for (subject, choice), *others in kinds.values():
         rest = f" and {len(others)} more" if others else ""
-        console.print(Text(f"{subject}{rest}: {headline(choice)}", style=_STYLES[choice.status]))
-        _print_settling(console, choice, _folder(choice, read) if read else runs[0])
+        _print_headline(console, choice, _folder(choice, read) if read else runs[0], f"{subject}{rest}: ")
     if answer := next(filter(_can_export, answers), None):
         _print_export(console, *answer, runs)
 
@@ -300,7 +294,11 @@ def _subject(request: Request, choice: Choice) -> str:
     return f"{request.subject}, b{choice.best['batch_size']}" if choice.best else request.subject
 
 
-def _print_settling(console: Console, choice: Choice, folder: str) -> None:
+def _print_headline(console: Console, choice: Choice, folder: str, subject: str = "") -> None:
+    """Print the headline, compare the winner, and give the command that may settle a doubt."""
+    console.print(Text(f"{subject}{headline(choice)}", style=f"bold {_STYLES[choice.status]}"))
+    for line in filter(None, (comparison(choice), kept_out(choice))):
+        console.print(Text(line))
     if command := settling(choice, folder):
         console.print(Text(f"{_SETTLES[choice.doubt.code] if choice.doubt else ''}: {command}"), soft_wrap=True)
 
@@ -358,10 +356,6 @@ def comparison(choice: Choice) -> str:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     codes = {reason.code for loser in choice.losers for reason in loser.reasons}
     return f"The only candidate that {'meets the limits' if codes & {'over', 'under'} else 'could be measured'}"
-
-
-def _compared(choice: Choice) -> str:
-    return "\n".join(filter(None, (comparison(choice), kept_out(choice))))
 
 
 def kept_out(choice: Choice) -> str:
