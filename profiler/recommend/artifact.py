@@ -108,9 +108,8 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     options = json_object(row["options"])
     if options.get("cuda_graph") and NO_CUDA_GRAPH in row["footnotes"]:
         options["cuda_graph"] = False  # The measured session fell back; the exported program would fail.
-    model, engine, variant = row["model"], row["engine"], row["variant"]
-    precision, batch_size = row["precision"], row["batch_size"]
-    return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders
+    fields = {key: row[key] for key in ("model", "engine", "variant", "precision", "batch_size")}
+    return Case(**fields, pass_="inference", device=device, replicate=0, source=source, options=options), folders
 
 
 def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[ModelSource, tuple[str, ...]]:
@@ -193,12 +192,11 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
 
 def _build_task(case: Case, run: Run) -> BuildTask:
     """Build for the measured GPU. Raises ConfigError if this machine cannot."""
-    capability = run.environment.get("compute_capability")
+    capability, measured = map(run.environment.get, ("compute_capability", "gpu"))
     engine = ENGINES[case.engine]
     target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
     _, gpu = find_engine(engine.name, target, "--export")
-    if gpu is not None and gpu.name != run.environment.get("gpu"):
-        measured = run.environment.get("gpu")
+    if gpu is not None and gpu.name != measured:
         raise ConfigError(f"--export: {engine.name} builds for the GPU here, {gpu.name}; export on the {measured}")
     return BuildTask(case=case, target=target)
 
