@@ -422,9 +422,7 @@ def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
 
 
 def _listed_names(cells: Sequence[Row]) -> str:
-    names = [cell["name"].replace(", batch ", " b") for cell in cells]
-    unnamed = len(names) - _MOST_NAMES
-    return listed([*names[:_MOST_NAMES], f"{unnamed} more"] if unnamed > 0 else names)
+    return listed((cell["name"].replace(", batch ", " b") for cell in cells), shown=_MOST_NAMES)
 
 
 def _why(loser: Loser) -> str:

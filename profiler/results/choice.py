@@ -28,7 +28,7 @@ from profiler.results.result import RANGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED, HOST_BOUND
 from profiler.stats.intervals import Verdict, items_needed, margin, verdict
 from profiler.stats.samples import PERCENTILE_NEEDS
-from profiler.tables.numbers import is_busy
+from profiler.tables.numbers import is_busy, listed
 
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
@@ -165,10 +165,7 @@ class Choice:
     @property
     def names(self) -> str:
         """Name the best and its ties: "ort fp32 or openvino fp32"."""
-        names = [cell.get("name") or cell_name(cell) for cell in self.leaders]
-        unnamed = len(names) - _MOST_NAMED
-        *first, last = [*names[:_MOST_NAMED], f"{unnamed} more"] if unnamed > 0 else names
-        return f"{', '.join(first)} or {last}" if first else last
+        return listed((cell.get("name") or cell_name(cell) for cell in self.leaders), "or", _MOST_NAMED)
 
 
 def choose(

@@ -34,10 +34,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def listed(values: Iterable[object]) -> str:
-    """List: 1, 2 and 3; no values give an empty text."""
+def listed(values: Iterable[object], last: str = "and", shown: int | None = None) -> str:
+    """List: 1, 2 and 3; 1, 2 and 5 more with `shown` 2; no values give an empty text."""
     words = [*map(str, values)]
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    words = [*words[:shown], f"{len(words) - shown} more"] if shown and len(words) > shown else words
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
