@@ -51,16 +51,6 @@ _MOST_SENTENCES = 2
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Objectives without an entry are "lowest" and their name."""
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
-_SETTLES = {
-    "unmeasured": "Measure them",
-    "skipped": "Measure them",
-    "only-base": "Measure others",
-    "open": "Narrow it",
-    "one-process": "Measure it",
-    "disturbed": "Measure again",
-    "busy": "Measure again",
-}
-"""Map a doubt's code to the words before the command that may settle it."""
 _IS_USUAL = (pl.col("setting") == "") | ~(pl.col("setting") == "").any().over("pass", "model")
 """Select a model's plain setting; if it has none, all of its settings."""
 Answer = tuple[Request, Choice]
@@ -300,7 +290,7 @@ def _print_headline(console: Console, choice: Choice, folder: str, subject: str 
     for line in filter(None, (comparison(choice), kept_out(choice))):
         console.print(Text(line))
     if command := settling(choice, folder):
-        console.print(Text(f"{_SETTLES[choice.doubt.code] if choice.doubt else ''}: {command}"), soft_wrap=True)
+        console.print(Text(f"Next: {command}"), soft_wrap=True)
 
 
 def _can_export(answer: Answer) -> bool:
