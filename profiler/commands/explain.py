@@ -70,12 +70,11 @@ def execute(options: Options, console: Console) -> int:
     if why:
         raise ConfigError(f"--configuration {options.configuration}: {why}")
     limits = read_limits(options)
-    check_scored(limits, read_results(options.run), [cell["model"]], base=False)
-    reason = _judged(cell, limits)
+    check_scored(limits, read_results(options.run), [cell["model"]], needs_base=False)
+    reason, name = _judged(cell, limits), f"{case.model}, {case.variant} {case.precision}"
     if cell["status"] == "ok" and reason.code == "within":
-        option = LIMITED_BY[reason.figure]
-        text = f"Nothing to explain in {case.model}, {case.variant} {case.precision}: {reason}"
-        console.print(Text(f"{text}.\nA lower {option} explains it."), soft_wrap=True)
+        advice = f"A lower {LIMITED_BY[reason.figure]} explains it."
+        console.print(Text(f"Nothing to explain in {name}: {reason}.\n{advice}"), soft_wrap=True)
         return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
     path.parent.mkdir(exist_ok=True)
@@ -86,7 +85,7 @@ def execute(options: Options, console: Console) -> int:
         log = f" (log: {outcome.log})" if outcome.log else ""
         console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
         return 1
-    console.print(Text(f"\n{case.model}, {case.variant} {case.precision}: {answer(outcome.value, cell, limits)}\n"))
+    console.print(Text(f"\n{name}: {answer(outcome.value, cell, limits)}\n"))
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
@@ -122,14 +121,13 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
     asked = {options.configuration} & {*rows["configuration"]}  # execute() says why it cannot be explained.
     check_choice("--configuration", options.configuration, sorted(explainable | asked))
     rows = rows.filter(configuration=options.configuration)
-    for column, value in {"model": options.model, "batch": options.batch, "setting": options.setting}.items():
-        name = "batch_size" if column == "batch" else column
-        valid = sorted(rows[name].unique())
+    for column, value in {"model": options.model, "batch_size": options.batch, "setting": options.setting}.items():
+        valid = sorted(rows[column].unique())
         if value is not None:
-            check_choice(f"--{column}", str(value), [str(word) for word in valid])
+            check_choice(f"--{column.removesuffix('_size')}", str(value), [str(word) for word in valid])
         elif column == "model" and len(valid) > 1:
             raise ConfigError(f"--model: the configuration ran several; give one: {', '.join(valid)}")
-        rows = rows.filter(pl.col(name) == (valid[0] if value is None else value))
+        rows = rows.filter(pl.col(column) == (valid[0] if value is None else value))
     cell, bench = rows.row(0, named=True), options.run / "bench.yaml"
     device: Device = "cuda" if cell["device"] == "cuda" else "cpu"
     config = load_config(bench, device)

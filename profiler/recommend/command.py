@@ -205,16 +205,15 @@ def read_limits(options: Options | Run | Explain) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: Sequence[str], base: bool = True) -> None:
+def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: list[str], needs_base: bool = True) -> None:
     """Raise ConfigError for a limit of the accuracy loss if one of the models has no labels, or no base."""
     if any(limit.figure == "accuracy_loss" for limit in limits):
         rows = results.filter(pl.col("model").is_in(models), status="ok").group_by("model", maintain_order=True)
         lacks = rows.agg(pl.col("accuracy", "accuracy_loss").is_null().all())
         others = lacks.filter(~pl.col("accuracy_loss"))["model"]
         advice = f"; choose others by --model {others[0]}" if len(others) else ""
-        why = "; if there were labels, a warning of the rows says why"
-        refuse_unscored(lacks.filter("accuracy")["model"], LABELS, f"{why}{advice}")
-        refuse_unscored(lacks.filter("accuracy_loss", base)["model"], BASE, advice)
+        refuse_unscored(lacks.filter("accuracy")["model"], LABELS, f"; their rows' warnings may say why{advice}")
+        refuse_unscored(lacks.filter("accuracy_loss", needs_base)["model"], BASE, advice)
 
 
 def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
