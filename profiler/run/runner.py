@@ -402,7 +402,9 @@ class Runner:
             if result.status == "ok":
                 build = 0.0 if was_built else result.phases.get(Phase.BUILD, 0.0)
                 self.last_seconds[engine] = seconds - build - result.phases.get(Phase.SCORE, 0.0)
-                self.last_builds |= {} if was_built or builds_long(task.case) else {engine: build}
+                is_cached = result.proof is not None and result.proof.build is not None and result.proof.build.cached
+                is_usual = not (was_built or is_cached or builds_long(task.case))
+                self.last_builds |= {engine: build} if is_usual else {}
             self._record(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))

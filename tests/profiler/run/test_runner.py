@@ -178,13 +178,17 @@ def test_the_time_left_has_a_build_for_each_configuration_without_one(tmp_path, 
     assert not measure.has_built(again), "each replicate builds, and has its own build_s"
 
 
-@pytest.mark.parametrize(("options", "ahead", "seconds"), [({}, 0, 22), ({"mode": "max-autotune"}, 0, 34), ({}, 1, 34)])
-def test_a_build_of_minutes_or_ahead_of_its_case_is_no_estimate_of_others(
-    tmp_path, monkeypatch, alone, options, ahead, seconds
+@pytest.mark.parametrize(
+    ("options", "ahead", "is_cached", "seconds"),
+    [({}, 0, False, 22), ({"mode": "max-autotune"}, 0, False, 34), ({}, 1, False, 34), ({}, 0, True, 34)],
+)
+def test_a_build_of_minutes_or_ahead_of_its_case_or_cached_is_no_estimate_of_others(
+    tmp_path, monkeypatch, alone, options, ahead, is_cached, seconds
 ):
     first, other = (replace(case(name), engine="compiled") for name in "ab")
     first, phases = replace(first, options=options), {"build": 20.0, "measure": SECONDS}
-    monkeypatch.setattr(module.Supervisor, "measure_one", lambda *_: Result(first.id, "ok", phases=phases))
+    proof = Proof(build=Building(seconds=20.0, cached=is_cached))
+    monkeypatch.setattr(module.Supervisor, "measure_one", lambda *_: Result(first.id, "ok", phases=phases, proof=proof))
     config = config_of({"models": ["alexnet"], "engines": ["compiled"], "budget": {"seconds": 1}})
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], {}, Told())
     supervisor = module.Supervisor(runner, None, alone, cold={first.id: 20.0} if ahead else {})
