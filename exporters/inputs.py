@@ -72,7 +72,8 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
         return [_with_data(source, s, v) if isinstance(v, Path) else replace(s, range=v) for s, v in values]
     declared = _declared(source)
     if strays := [name for name in source.dimensions if name not in declared.sizes]:
-        raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], declared.sizes)}")
+        otherwise = None if declared.sizes else why_fixed(source)
+        raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], declared.sizes, otherwise)}")
     sizes: dict[Any, int] = {**declared.sizes, **source.dimensions}
     return [
         replace(spec, shape=tuple(sizes.get(size, size) for size in spec.shape), named=_named(source, spec.shape))

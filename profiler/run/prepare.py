@@ -374,10 +374,10 @@ def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
     asked = (config.shapes if entry.shapes is None else entry.shapes for entry in config.models)
     shapes_of = {n: shapes for n, shapes in enumerate(asked) if shapes}
     names_of = _dimensions({n: config.models[n].source() for n in shapes_of}, config.path, tick)
-    all_names, models = {name for names in names_of.values() for name in names}, list(config.models)
+    all_names, models = [name for names in names_of.values() for name in names], list(config.models)
     for n, shapes in shapes_of.items():
         is_own = models[n].shapes is not None
-        whose, place, valid = ("its", f"models[{n}].", {*names_of[n]}) if is_own else ("no model's", "", all_names)
+        whose, place, valid = ("its", f"models[{n}].", names_of[n]) if is_own else ("no model's", "", all_names)
         for name in shapes.keys() - valid:
             lacks = f"{whose} inputs have {'no' if is_own else 'a'} dimension '{name}'{nearest(name, valid)}"
             raise ConfigError(f"{place}shapes.{name}: {lacks if valid else why_fixed(models[n].source())}")

@@ -14,6 +14,7 @@ from runs import Profiler, run_job
 
 from engines.trt_build import batch_shapes
 from exporters.inputs import input_specs
+from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, parse_only
 from profiler.job.config import Config, config_of
@@ -100,7 +101,7 @@ def test_inputs_have_the_shape_and_know_which_axes_vary():
         (
             [TEXT, {**IMAGE, "shapes": {"sequence": [8]}}],
             {"sequence": [8]},
-            "models[1].shapes.sequence: its inputs have no dimension 'sequence'",
+            "models[1].shapes.sequence: its inputs have no dimension 'sequence'; valid: height, width",
         ),
         ([{"name": "vgg16", "shapes": {"width": [64]}}], {}, "models[0].shapes.width: vgg16 is fixed to one shape"),
     ],
@@ -109,6 +110,11 @@ def test_a_name_that_no_model_has_is_refused(models, shapes, expected):
     with pytest.raises(ConfigError) as caught:
         with_shapes(job(*models, shapes=shapes))
     assert expected in str(caught.value)
+
+
+def test_a_dimension_of_a_model_without_any_is_refused_with_the_reason():
+    with pytest.raises(ModelError, match="no dimension 'shape'; vgg16 is fixed to one shape"):
+        input_specs(ModelSource("vgg16", dimensions={"shape": 1}))
 
 
 def test_a_resnet_takes_other_images():
