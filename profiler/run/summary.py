@@ -15,7 +15,7 @@ from rich.text import Text
 
 from engines.base import Warning
 from exporters.dataset import labels_in, scored_count
-from exporters.inputs import file_specs
+from exporters.inputs import file_specs, input_specs
 from exporters.source import ModelError
 from profiler.errors import WHEN_IDLE
 from profiler.job.case import Case, setting_words
@@ -61,7 +61,7 @@ _WIDE = 2.0
 
 
 def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Config) -> int:
-    """Print a row for each model, variant and pass, and missing inputs of .onnx files; return 2 if no case can run."""
+    """Print a row for each model, variant and pass, and mistakes in inputs; return 2 for any, or if no case can run."""
     seconds = {case.id: estimate_seconds(case, config.budget) for case in cases}
     groups = grouped(((case.model, case.variant, case.pass_, case.unsupported), seconds[case.id]) for case in cases)
     rows = [
@@ -70,18 +70,18 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     ]
     columns = [name("Model", "model"), name("Variant", "variant"), name("Pass", "pass")]
     print_table(console, of_rows("", [*columns, figure("Cases", "cases", numbers.whole), words("Time", "time")], rows))
-    missing = _missing_inputs(cases)
-    for why in dict.fromkeys(missing.values()):
+    mistakes = _mistakes(cases)
+    for why in dict.fromkeys(mistakes.values()):
         console.print(Text(f"\n{why}", style="red"), soft_wrap=True)
-    runnable = [case.id for case in cases if case.unsupported is None and case.subject not in missing]
+    runnable = [case.id for case in cases if case.unsupported is None and case.subject not in mistakes]
     text = f"\n{machine}: {len(runnable)} of {counted(len(cases), 'case')} can run here"
     if runnable:
         text += f", in about {duration(sum(seconds[id_] for id_ in runnable))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
-    console.print(Text(f"{text}. No module was loaded: names and shapes are not checked."), soft_wrap=True)
+    console.print(Text(f"{text}. No module was loaded: inputs that only code knows are unchecked."), soft_wrap=True)
     for line in _scoring([case for case in cases if case.id in runnable]):
         console.print(Text(line), soft_wrap=True)
-    return 0 if runnable else 2
+    return 2 if mistakes or not runnable else 0
 
 
 def _scoring(cases: Sequence[Case]) -> Iterator[str]:
@@ -97,12 +97,12 @@ def _scoring(cases: Sequence[Case]) -> Iterator[str]:
         yield f"Scoring {data} adds {calls}."
 
 
-def _missing_inputs(cases: Sequence[Case]) -> dict[str, str]:
-    """Map each .onnx file to the error that names the sizes and values that the job lacks."""
+def _mistakes(cases: Sequence[Case]) -> dict[str, str]:
+    """Map models to the error in their inputs that the job or the .onnx file shows."""
     errors = {}
-    for source in {case.subject: case.source for case in cases if case.source.onnx}.values():
+    for source in {case.subject: case.source for case in cases if not case.source.asks_code}.values():
         try:
-            file_specs(source)
+            (file_specs if source.onnx else input_specs)(source)
         except ModelError as error:
             errors[source.subject] = str(error)
     return errors

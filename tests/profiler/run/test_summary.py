@@ -204,7 +204,7 @@ def test_a_layer_has_one_table_for_all_its_passes():
 
 # The plan: what cannot run and why, and how long the rest takes.
 
-CASE = Case("a-model-with-a-longer-name", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
+CASE = Case("a-model-with-a-longer-name", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
 
 
 def planned(cases: list[Case]) -> tuple[int, list[str]]:
@@ -219,10 +219,18 @@ def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path):
     cases = [replace(CASE, engine="ort", model=source.name, source=source) for source in files]
     code, lines = planned([*cases, CASE])
     text = " ".join(lines)
-    assert (code, "1 of 3 cases can run here" in text) == (0, True)
+    assert (code, "1 of 3 cases can run here" in text) == (2, True)
     assert "model 'p': no range of values for inputs 'a' (int64), 'b' (int64): give --input a=0,100" in text
     assert "model 'q': no range of values for input 'b' (int64): give --input b=0,100" in text
-    assert planned(cases)[0] == 2
+    assert planned([CASE])[0] == 0
+
+
+@pytest.mark.parametrize(
+    "source", [ModelSource("alexnet"), ModelSource("f", factory="no:code", input_shape=(3,)), ModelSource("resnet18")]
+)
+def test_the_plan_refuses_a_dimension_that_no_input_has_without_the_models_code(source):
+    code, lines = planned([CASE, replace(CASE, source=replace(source, dimensions={"shape": 1}))])
+    assert (code, f"model '{source.name}': no dimension 'shape'" in " ".join(lines)) == (2, True)
 
 
 def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_reason():
