@@ -86,9 +86,11 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("batch_sizes: &a [*a]"), 3, "batch_sizes[0]:"),
     ("", 1, "keys models engines"),
     # Blocks of a device.
-    (more("cpu:\n  replicates: 1\n  engines: [eagr]"), 5, "engines[0] mean 'eager'?"),
-    (more("budget: {seconds: 2}\ncpu:\n  budget: {second: 3}"), 5, "'second' 'seconds'"),
-    (more("cpu: {cpu: {}}"), 3, "unknown key 'cpu'; valid: batch_sizes"),
+    (more("cpu:\n  replicates: 1\n  engines: [eagr]"), 5, "cpu.engines[0] mean 'eager'?"),
+    (more("budget: {seconds: 2}\ncpu:\n  budget: {second: 3}"), 5, "cpu.budget.second 'seconds'"),
+    (more("budget: {second: 2}\ncpu:\n  budget: {seconds: 3}"), 3, "3: budget.second 'seconds'"),
+    (more("cpu: [1]"), 3, "3: cpu: keys"),
+    (more("cpu: {cpu: {}}"), 3, "cpu.cpu: unknown key 'cpu'; valid: batch_sizes"),
 ]
 
 
