@@ -32,7 +32,7 @@ from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all, run_one
-from profiler.results.cells import cells
+from profiler.results.cells import GROUP, cells
 from profiler.results.choice import contenders
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import Measured, excess, precisions_needed, widened
@@ -145,7 +145,9 @@ class Runner:
                     self._measure_waves(waves, supervisor, late)
                     self._measure_again(supervisor)  # A disturbed figure must not decide who may win.
                 self._measure_winners(supervisor)
-                self._measure_waves([self._unmeasured(runnable)], supervisor)
+                if rest := self._unmeasured(runnable):
+                    self._measure_waves([sorted(rest, key=lambda case: case.is_base)], supervisor)
+                    self._measure_winners(supervisor)
             self._measure_again(supervisor)
             if searched and not self.is_over():
                 supervisor.holders.give_up()  # The search needs their memory.
@@ -314,18 +316,20 @@ class Runner:
     def missing_replicates(self, limit: int = 0) -> list[Case]:
         """Return the replicates that likely winners still need, up to `limit` while several may win.
 
-        Returns none if only some cases of a model and batch size were chosen.
+        Returns none if only some cases of a model and batch size were chosen. A base waits until a rival was measured.
         """
         by_id, results = {case.id: case for case in self.chosen}, self.run.results()
         groups = {(case.model, case.batch_size) for case in self.chosen}
         if any(case.id not in by_id and (case.model, case.batch_size) in groups for case in self.plan):
             return []
+        rivals = [case for case in self.chosen if case.unsupported is None and not case.is_base]
+        untried = {_group(case) for case in rivals} - {_group(case) for case in rivals if case.id in results}
         replicates = []
         for group in contenders(self._merged(), with_equals=limit <= CONFIRMING_PROCESSES):
             processes = limit if len(group) > 1 else 0
-            cases = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
-            for case in cases:
-                replicates += [] if case.replicate else further(case, self.config.replicates, processes)
+            for case in [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]:
+                if not case.replicate and _group(case) not in untried:
+                    replicates += further(case, self.config.replicates, processes)
         return sorted((case for case in replicates if case.id not in results), key=lambda case: case.replicate)
 
     def _measure_winners(self, supervisor: Supervisor) -> None:
@@ -612,6 +616,10 @@ class Supervisor:
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         start, end = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [reading for reading in readings if start <= reading.seconds <= end])
+
+
+def _group(case: Case) -> tuple[Any, ...]:
+    return tuple(map(case.value, GROUP))
 
 
 def _without_samples(result: Result) -> Result:

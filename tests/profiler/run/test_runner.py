@@ -329,6 +329,18 @@ def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_case
     assert too_long[case("h").id] == 10.0, "as long as the engine's last case"
 
 
+@pytest.mark.parametrize(
+    ("within", "engine", "names"),
+    [(25.0, "eager", ["eager", "b"]), (35.0, "eager", ["eager", *"bc"]), (60.0, "compiled", ["eager", *"bccc"])],
+)
+def test_a_rival_comes_before_further_processes_of_a_base_without_any(play, monkeypatch, within, engine, names):
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
+    ms = {"eager": 9.0, "b": 8.0, "c": 1.0}
+    rivals = [replace(case(name), engine=engine) for name in "bc"]
+    told = play([case("eager"), *rivals], lambda each: ms[each.variant], within, budget={"repeats": 0})
+    assert [name.partition("/")[0] for name in told] == names
+
+
 @pytest.mark.parametrize(("within", "first"), [(None, "compiled"), (900.0, "eager")])
 def test_a_run_with_little_time_begins_with_its_base(play, within, first):
     cases = [replace(case("compiled"), engine="compiled"), case("eager")]
