@@ -134,9 +134,10 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         return 130
     if missing := waiting(run.results(), start.cases, start.config.skip):
         # Unmeasured configurations matter more than replicates.
-        first = [case for case in missing if not case.replicate] or missing
-        which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in first)))
-        cases, budget = counted(len(missing), "case"), start.config.budget
+        first, budget = [case for case in missing if not case.replicate], start.config.budget
+        which = listed(dict.fromkeys(f"{case.variant} {case.precision}" for case in first or missing))
+        counts = (len(first), "case"), (len(missing) - len(first), "replicate")
+        cases = listed(counted(number, noun) for number, noun in counts if number)
         seconds = sum(runner.too_long.get(case.id) or estimate_seconds(case, budget) for case in missing)
         needs = f"about {duration(seconds)} more"
         start.say(f"{cases} did not fit in {options.within}, {needs}: {which}; {_what_is_left(start, run)}")

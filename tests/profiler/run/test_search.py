@@ -86,8 +86,11 @@ def test_a_case_that_hangs_ends_with_the_time_of_the_run_and_is_no_row(tmp_path,
     )
     given = ["net:make", "--input", "3,32,32", "--batch", "1,2", "--precision", "fp32", "--engine", "eager"]
     done = profiler(*given, "--seconds", "0.05", "--within", "12s", cwd=tmp_path)
-    assert re.search(r"did not fit in 12s, about \d+ s more: eager fp32; ", done.stdout), done.stdout
+    told = re.search(r"\n(.*) did not fit in 12s, about \d+ s more: eager fp32; ", done.stdout)
+    assert told, done.stdout
+    left_out = sum(map(int, re.findall(r"(\d+) (?:case|replicate)", told[1])))
     assert "--resume" in done.stdout, done.stdout + done.stderr
     (run,) = tmp_path.glob("results/*")
     ended = RunFolder.resume(run).results()
     assert {(id_, result.status) for id_, result in ended.items()} <= {("net.make/eager/inference/fp32/b1/r0", "ok")}
+    assert f": {len(ended) + left_out} of" in done.stdout
