@@ -426,6 +426,8 @@ class Runner:
 
     def estimate(self, case: Case, supervisor: Supervisor) -> float:
         """Estimate a case's seconds by its engine's last case and usual build; guess if either is unknown."""
+        if (task := self.tasks.get(case.id)) and failure(case, task.prepared) is not None:
+            return 0.0
         is_built, last = supervisor.has_built(case), self.last_seconds.get(case.engine)
         build = 0.0 if is_built else None if builds_long(case) else self.last_builds.get(case.engine)
         if last is None or build is None:

@@ -194,6 +194,8 @@ def test_a_build_of_minutes_or_ahead_of_its_case_or_cached_is_no_estimate_of_oth
     supervisor = module.Supervisor(runner, None, alone, cold={first.id: 20.0} if ahead else {})
     runner.measure_each([Task(first, Prepared(), Budget())], supervisor)
     assert runner.estimate(other, supervisor) == seconds
+    runner.tasks[other.id] = Task(other, Prepared(failures={"model": Outcome("failed", "no weights")}), Budget())
+    assert runner.estimate(other, supervisor) == 0, "a row, but no process"
 
 
 def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(run, monkeypatch):
