@@ -12,7 +12,7 @@ import os
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,8 @@ from profiler.job.config import Config, JobFile
 from profiler.machine.target import resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries, own_folder
+from profiler.results.result import Result
+from profiler.results.warning_kinds import DISTURBED
 from profiler.run.command import (
     begin,
     check_options,
@@ -60,6 +62,14 @@ _MOST_NAMES = 3
 _MODULE_PRESETS: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
 _GRAPH_PRESETS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
 """Default presets. The device sets their latency; launches from the host vary by a factor of two between processes."""
+_MOST_TIMES = 8
+"""Advise no more than this many times the time of the gate."""
+_ADVICE: Mapping[str, tuple[str, Callable[[float, float], str]]] = {
+    "time": ("the time ended too soon", lambda times, within: f"--within {math.ceil(times * within)}s"),
+    "quiet": ("other work ran during most rounds", lambda *_: WHEN_IDLE),
+    "limit": ("more rounds would not help", lambda high, _: f"--limit {math.ceil(100 * (high - 1))}%"),
+}
+"""Map each need of undecided cells to why, and to the option that helps, given the largest amount and --within."""
 _SLOWER, _UNDECIDED = 1, 4
 """Exit codes."""
 
@@ -79,6 +89,8 @@ class Pair:
     """True if the new side does not run."""
     seconds: float = 0.0
     """Duration of all rounds."""
+    disturbed: int = 0
+    """Number of rounds beside other work."""
     next_seconds: float = 0.0
     """Expected duration of the next round: the last one's, infinite if it did not end."""
 
@@ -92,6 +104,16 @@ class Pair:
             return self.fails or None
         low, high = self.interval.low, self.interval.high
         return True if low > 1 + limit else False if high <= 1 + limit else None
+
+    def need(self, limit: float, can_wait: bool) -> tuple[str, float]:
+        """Return a key of _ADVICE and its amount, for a cell without a verdict."""
+        rounds, high = len(self.logs), self.interval.high
+        if not math.isfinite(high):
+            return "time", 4 - rounds
+        if can_wait and 2 * self.disturbed > rounds:
+            return "quiet", 0.0
+        alike = ((times, replace(self, logs=self.logs * times)) for times in range(2, _MOST_TIMES + 1))
+        return next((("time", times) for times, cell in alike if cell.is_slower(limit) is not None), ("limit", high))
 
     @property
     def name(self) -> str:
@@ -172,9 +194,12 @@ def execute(options: Options, console: Console) -> int:
     if options.junit is not None:
         write_junit(options.junit, cells, against, limit)
     verdicts = [cell.is_slower(limit) for cell in cells]
-    if any(cell.problem is None and verdict is None for cell, verdict in zip(cells, verdicts, strict=True)):
-        option = WHEN_IDLE if busy else f"--within {2 * within / 60:.3g}m"
-        console.print(Text(f"No verdict yet on some cells: repeat the command with {option}"), soft_wrap=True)
+    undecided = [c for c, verdict in zip(cells, verdicts, strict=True) if c.problem is None and verdict is None]
+    needs = grouped(cell.need(limit, can_wait=options.wait_for_idle is None) for cell in undecided)
+    for code, amounts in needs.items():
+        why, option = _ADVICE[code]
+        advice = f"{why}; repeat the command with {option(max(amounts), within)}"
+        console.print(Text(f"No verdict yet on {counted(len(amounts), 'cell')}: {advice}"), soft_wrap=True)
     if interrupted:
         return 130
     if None in verdicts and True not in verdicts and not options.strict:
@@ -222,31 +247,29 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, dead
                     cell.next_seconds = seconds if is_whole else math.inf
 
 
-def _latency(supervisor: Supervisor, case: Case, number: int) -> float | str | None:
-    """Measure a replicate; return its median, or the reason for none; None if it did not end in time."""
+def _replicate(supervisor: Supervisor, case: Case, number: int) -> Result | None:
+    """Measure a replicate; return None if it did not end in time."""
     runner, replicate = supervisor.runner, replace(case, replicate=number)
     task = replace(runner.tasks[case.id], case=replicate, scores=False)
     runner.measure_each([task], supervisor, is_estimated=False)
-    if (result := runner.run.results().get(replicate.id)) is None:
-        return None
-    median = result.median(result.clock) if result.status == "ok" else None
-    return f"{result.status}: {result.reason}" if median is None else median
+    return runner.run.results().get(replicate.id)
 
 
 def _add_round(cell: Pair, number: int, new: Supervisor, old: Supervisor) -> bool:
     """Measure a process of each side, alternating which is first. Return whether both ended."""
-    latencies = dict[bool, float]()
+    latencies, disturbed = dict[bool, float](), 0
     for is_new in (True, False) if number % 2 else (False, True):
         supervisor, case = (new, cell.new) if is_new else (old, cell.old)
         supervisor.runner.display.label = f"[round {number + 1}, {'new' if is_new else 'old'}]"
-        latency = _latency(supervisor, case, number)
-        if latency is None:
+        if (result := _replicate(supervisor, case, number)) is None:
             return False
-        if isinstance(latency, str):
-            cell.problem, cell.fails = latency if is_new else f"the old side: {latency}", is_new
+        if result.status != "ok" or result.latency_ms is None:
+            why = f"{result.status}: {result.reason}"
+            cell.problem, cell.fails = why if is_new else f"the old side: {why}", is_new
             return False
-        latencies[is_new] = latency
+        latencies[is_new], disturbed = result.latency_ms, disturbed or result.has(DISTURBED)
     cell.logs.append(math.log(latencies[True] / latencies[False]))
+    cell.disturbed += disturbed
     return True
 
 

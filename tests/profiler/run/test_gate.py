@@ -14,9 +14,11 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from engines.base import Warning
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
+from profiler.results.result import Result
 from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
@@ -54,6 +56,26 @@ def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(measured
     assert words in measured.describe("old", 0.05)
 
 
+@pytest.mark.parametrize(
+    ("measured", "waits", "code", "words"),
+    [
+        (cell(), False, "time", "--within 240s"),
+        (cell(1.3, 1.3), False, "time", "--within 120s"),
+        (cell(1.0, 1.02, 0.99), False, "time", "--within 120s"),
+        (cell(1.02, 1.2, 0.9), False, "limit", "--limit 74%"),
+        (cell(*[1.05, 1.04, 1.06] * 9), False, "limit", "--limit 7%"),
+        (replace(cell(1.02, 1.2, 0.9), disturbed=2), False, "quiet", "--wait-for-idle"),
+        (replace(cell(1.02, 1.2, 0.9), disturbed=2), True, "limit", "--limit"),
+        (replace(cell(1.02, 1.2, 0.9), disturbed=1), False, "limit", "--limit"),
+        (replace(cell(1.3, 1.3), disturbed=2), False, "time", "--within"),
+    ],
+)
+def test_a_cell_without_a_verdict_gets_the_advice_that_helps_it(measured, waits, code, words):
+    assert measured.is_slower(0.05) is None
+    need, amount = measured.need(0.05, not waits)
+    assert need == code and words in gate._ADVICE[code][1](amount, 60.0)
+
+
 def test_of_two_models_the_cells_are_paired_whatever_their_names():
     unsupported = replace(CASE, precision="fp16", unsupported="not here")
     (one,), *alone = pair(
@@ -78,16 +100,18 @@ def test_of_jobs_with_several_models_the_names_count():
 
 
 def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
-    monkeypatch.setattr(gate, "_latency", lambda side, case, number: side.latencies.pop(0))
+    monkeypatch.setattr(gate, "_replicate", lambda side, case, number: side.results.pop(0))
 
-    def side(*latencies: float | None) -> Any:
-        return SimpleNamespace(runner=SimpleNamespace(display=SimpleNamespace()), latencies=list(latencies))
+    def side(*latencies: float | None, kind: str = "outliers") -> Any:
+        given: dict[str, Any] = {"clock": "host", "warnings": [Warning(kind, "by others")]}
+        results = [ms and Result(CASE.id, "ok", samples={"host": [ms]}, **given) for ms in latencies]
+        return SimpleNamespace(runner=SimpleNamespace(display=SimpleNamespace()), results=results)
 
     begun = cell()
-    assert _add_round(begun, 0, side(1.0, 1.0), side(2.0, None))
-    assert begun.logs == [math.log(0.5)]
+    assert _add_round(begun, 0, side(1.0, kind="disturbed"), side(2.0))
+    assert (begun.logs, begun.disturbed) == ([math.log(0.5)], 1)
     assert not _add_round(begun, 1, side(1.0), side(None))
-    assert len(begun.logs) == 1 and begun.problem is None
+    assert len(begun.logs) == begun.disturbed == 1 and begun.problem is None
 
 
 def test_a_gate_judges_outputs_without_labels():
@@ -97,7 +121,7 @@ def test_a_gate_judges_outputs_without_labels():
         run=SimpleNamespace(results=dict),
         measure_each=lambda tasks, supervisor, is_estimated: measured.extend(tasks),
     )
-    assert gate._latency(SimpleNamespace(runner=runner), CASE, 0) is None
+    assert gate._replicate(SimpleNamespace(runner=runner), CASE, 0) is None
     assert [task.scores for task in measured] == [False]
 
 
