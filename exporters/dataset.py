@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from exporters.inputs import SEED, described, item_axes, items_first, numpy_dtype, store
 from exporters.metrics import IGNORED
-from exporters.source import BATCH, ModelError, ModelSource, TensorSpec
+from exporters.source import BATCH, LABELS, ModelError, ModelSource, TensorSpec
 
-LABELS = "labels"
 MOST_BYTES = 2**31
 """Most bytes of a dataset's inputs."""
 MOST_CALIBRATING = 64

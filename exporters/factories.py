@@ -32,7 +32,7 @@ from exporters.cache import file_sha256
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
 from exporters.packages import spec_of
-from exporters.source import ModelError, ModelSource, batch_symbols, check_batch
+from exporters.source import LABELS, ModelError, ModelSource, batch_symbols, check_batch
 
 SEED = 0
 _REUSED: dict[str, tuple[nn.Module, list[Example]]] | None = None
@@ -61,8 +61,8 @@ def examples(source: ModelSource) -> list[Example]:
     inputs = _make(source)[1]
     if not inputs:
         raise source.error(
-            "its inputs are unknown: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or "
-            "let the factory return (module, example_inputs) as torch.export takes them"
+            "its inputs are unknown: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or a "
+            ".npz file as data, or let the factory return (module, example_inputs) as torch.export takes them"
         )
     return inputs
 
@@ -79,7 +79,7 @@ def called_once() -> Iterator[None]:
 
 
 def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
-    key = f"{source.factory} {source.options} {source.batch}"
+    key = f"{source.factory} {source.options} {source.batch} {source.data}"
     if _REUSED is not None and key in _REUSED:
         return _REUSED[key]
     states, before = (random.getstate(), np.random.get_state()), settings.read()
@@ -87,6 +87,7 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
         with torch.random.fork_rng(devices=[]):
             module, *example_inputs = call_factory(source)
             model = _plain(module)
+            example_inputs = example_inputs or _first_items(source)
             inputs = _examples(source, model, *example_inputs) if example_inputs and source.asks_code else []
             _initialize_lazy(source, model, inputs)
     finally:
@@ -96,6 +97,16 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
     if _REUSED is not None and source.library is None:
         _REUSED[key] = model, inputs
     return model, inputs
+
+
+def _first_items(source: ModelSource) -> list[Any]:
+    """Return a factory's example inputs from the arrays of its .npz file, if their items come first."""
+    is_known = source.library is not None or source.input_shape is not None
+    if is_known or source.batch or Path(source.data or "").suffix != ".npz":
+        return []
+    with source.failing(f"reading {source.data}", "save arrays by numpy.savez"), np.load(str(source.data)) as file:
+        arrays = {name: torch.from_numpy(file[name][:1]) for name in file.files if name != LABELS}
+    return [arrays if len(arrays) > 1 else tuple(arrays.values())] if arrays else []
 
 
 def _plain(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from exporters.catalog import CATALOG, Architecture, Conv2d
 from exporters.errors import ConfigError, nearest, sentence
 
 BATCH = "batch"
+LABELS = "labels"
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Suffixes of PyTorch's files of weights."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -95,6 +96,8 @@ def dims():
     return nn.Bilinear(3, 3, 2), TWO[::-1], {"input1": {0: length, 1: batch}, "input2": {1: batch}}
 def texts(): return *dims()[:2], {"input1": {0: "length", 1: "batch"}, "input2": {1: "batch"}}
 def alone(): return Net()
+def linear(): return nn.Linear(3, 2)
+def bilinear(): return nn.Bilinear(3, 3, 2)
 def nothing(): return Net(), ()
 """
 
@@ -139,6 +142,21 @@ def test_examples_are_inputs_of_any_nesting(name, specs, dimensions):
     outputs = call(build(source), found, [torch.from_numpy(array) for array in arrays])
     assert len(outputs) == 6
     assert torch.allclose(outputs[:2], outputs[4:], atol=1e-6)
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize(
+    ("name", "arrays", "inputs"), [("linear", ["any"], ["x"]), ("bilinear", ["input1", "input2"], None)]
+)
+def test_data_give_the_inputs_of_a_factory_without_any(tmp_path, name, arrays, inputs):
+    np.savez(tmp_path / "d.npz", labels=np.arange(9), **{array: np.ones((9, 3), np.float32) for array in arrays})
+    source = example(name, data=str(tmp_path / "d.npz"))
+    found = input_specs(source)
+    assert [(spec.name, spec.shape) for spec in found] == [(array, ("batch", 3)) for array in inputs or arrays]
+    assert len(call(build(source), found, [torch.ones(2, 3)] * len(found))) == 2
+    np.savez(tmp_path / "d.npz", labels=np.arange(9))
+    with pytest.raises(ModelError, match="its inputs are unknown"):
+        input_specs(source)
 
 
 @pytest.mark.usefixtures("examples")
