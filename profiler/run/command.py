@@ -429,8 +429,6 @@ def going_on(options: Options, run: Path) -> str:
     """Give the command that continues a run."""
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
-    words += ["--retry"] if options.retry else []
-    words += ["--all"] if options.all else []
-    words += ["--strict"] if options.strict else []
+    words += [f"--{flag}" for flag in ("retry", "all", "strict") if getattr(options, flag)]
     words += ["--ray", shlex.quote(options.ray)] if options.ray else []
     return f"go on with: {' '.join([resuming(run), *words])}"

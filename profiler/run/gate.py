@@ -279,25 +279,26 @@ def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], list[Pai
     Names of models must agree, unless each side has only one model. Raises ConfigError if nothing can be paired.
     """
     is_single = all(len({case.model for case in side}) == 1 for side in (new, old))
-    keyed: list[Mapping[str, Case]] = [
+    ours, theirs = (
         {replace(case, model="").id if is_single else case.id: case for case in side if not case.replicate}
         for side in (new, old)
-    ]
-    runnable = [{key for key, case in side.items() if case.unsupported is None} for side in keyed]
-    shared = [key for key in keyed[1] if key in runnable[1] and key in keyed[0]]
+    )
+    runs_there = {key: case for key, case in theirs.items() if case.unsupported is None}
+    shared = [key for key in runs_there if key in ours]
     if not shared:
-        names = [", ".join(case.id for case in list(side.values())[:3]) or "nothing" for side in keyed]
+        names = [", ".join(case.id for case in list(side.values())[:3]) or "nothing" for side in (ours, theirs)]
         raise ConfigError(f"--against: the sides have nothing in common that runs here: {names[0]}; and {names[1]}")
     pairs = []
     for key in shared:
-        why = keyed[0][key].unsupported
-        pairs.append(Pair(keyed[0][key], keyed[1][key], len(shared), problem=why, fails=why is not None))
-    gone = [case for key, case in keyed[1].items() if key in runnable[1] - keyed[0].keys()]
+        why = ours[key].unsupported
+        pairs.append(Pair(ours[key], theirs[key], len(shared), problem=why, fails=why is not None))
+    gone = [case for key, case in runs_there.items() if key not in ours]
     lost = [Pair(case, case, problem="the new side has no such case") for case in gone]
     added = []
-    for key in [key for key in keyed[0] if key in runnable[0] - runnable[1]]:
-        why = f"the old side: {keyed[1][key].unsupported}" if key in keyed[1] else "the old side has no such case"
-        added.append(Pair(keyed[0][key], keyed[0][key], problem=why))
+    for key, case in ours.items():
+        if case.unsupported is None and key not in runs_there:
+            why = f"the old side: {theirs[key].unsupported}" if key in theirs else "the old side has no such case"
+            added.append(Pair(case, case, problem=why))
     return pairs, lost, added
 
 

@@ -43,7 +43,7 @@ from profiler.worker.task import (
 )
 
 Key = TypeVar("Key", bound=Hashable)
-Part = list[tuple[Call, Callable[[Outcome], None]]]
+Part = Iterable[tuple[Call, Callable[[Outcome], None]]]
 """Calls, each with the receiver of its outcome."""
 Tick = Callable[[str, int, int], None]
 """Called with a step's name, how many of its calls have ended, and their number."""
@@ -192,12 +192,11 @@ class Stages:
 
     def _references(self) -> Part:
         needed = dict.fromkeys((c.subject, c.batch_size) for c in self.cases if c.pass_ == "inference")
-        part, usable = Part(), self._usable()
+        usable = self._usable()
         for name, batch in (key for key in needed if key[0] in usable):
             arguments = self.prepared[name].state, batch
             call = self._call("prepare_reference", f"reference-{name}-{batch}", name, *arguments, on_gpu=True)
-            part.append((call, partial(self._take, [name], "references", batch, batch_failure(batch))))
-        return part
+            yield call, partial(self._take, [name], "references", batch, batch_failure(batch))
 
     def identities(self) -> dict[str, Identity | str]:
         """Return each model's identity, or why it cannot be loaded."""
@@ -256,12 +255,10 @@ class Stages:
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in dict.fromkeys(key for key in graphs if self._lacks(*key)):
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
-        part: Part = []
         for (_, graph), names in sharing.items():
             first = next(filter(self._is_calibrated, names), names[0]) if graph in PLACEMENTS else names[0]
             call = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
-            part.append((call, partial(self._take, names, "onnx", graph, graph)))
-        return part
+            yield call, partial(self._take, names, "onnx", graph, graph)
 
     def _is_calibrated(self, name: str) -> bool:
         source = self.sources[name]
@@ -271,12 +268,11 @@ class Stages:
 
     def _costs(self) -> Part:
         """Count FLOPs and bytes; a failure only costs the roofline."""
-        trainings, part = self._trainings(), Part()
+        trainings = self._trainings()
         for name in self._usable():
             arguments = self.prepared[name], trainings.get(name)
             call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, limit=_COUNT_SECONDS)
-            part.append((call, partial(self._take_cost, name)))
-        return part
+            yield call, partial(self._take_cost, name)
 
     def _take_cost(self, name: str, outcome: Outcome) -> None:
         if outcome.status == "ok":
@@ -292,15 +288,14 @@ class Stages:
             if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:
                 key = case.subject, case.training.head, reference_items(microbatch(case))
                 needed.setdefault(key, []).append(case)
-        trainings, part = self._trainings(), Part()
+        trainings = self._trainings()
         for (name, head, items), cases in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in cases}) for key in ("precision", "batch_size"))
             step = Step(head, items, trainings[name].input_gradient, precisions, batches, trainings[name].frozen)
             arguments = self.prepared[name], step
             log = f"gradients-{name}-{head}-{items}"
             call = self._call("prepare_gradients", log, name, *arguments, limit=_GRADIENT_SECONDS)
-            part.append((call, partial(self._take_gradients, name, (head, items))))
-        return part
+            yield call, partial(self._take_gradients, name, (head, items))
 
     def _take_gradients(self, name: str, key: tuple[str, int], outcome: Outcome) -> None:
         why = f"{outcome.reason}{f'; see {outcome.log}' if outcome.log else ''}"
