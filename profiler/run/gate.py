@@ -92,7 +92,7 @@ class Pair:
     disturbed: int = 0
     """Number of rounds beside other work."""
     next_seconds: float = 0.0
-    """Expected duration of the next round: the last one's, infinite if it did not end."""
+    """Expected duration of the next round: the last one's."""
 
     @property
     def interval(self) -> Interval:
@@ -175,7 +175,7 @@ def execute(options: Options, console: Console) -> int:
             runners[-1].begin_in(within, started)
         cells, lost, added = pair(*(runner.chosen for runner in runners))
         try:
-            _measure(runners[0], runners[1], cells, limit, started + within, against)
+            _measure(runners[0], runners[1], cells, limit, against)
         except KeyboardInterrupt:
             interrupted = True
         for runner in runners:
@@ -221,8 +221,8 @@ def _off_busy_cores() -> Iterator[int]:
         os.sched_setaffinity(0, allowed)
 
 
-def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, deadline: float, against: str) -> None:
-    """Measure rounds until every cell has a verdict or no further round fits before the deadline."""
+def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, against: str) -> None:
+    """Measure rounds until every cell has a verdict or no further round fits into the time."""
     for runner in (new, old):
         begin(runner)
     with new.supervised() as of_new:
@@ -235,16 +235,15 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, dead
         of_new.holders.give_up()  # All forks of a holder would share its memory layout.
         for number in count():
             waiting = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]
-            waiting = [cell for cell in waiting if time.monotonic() + cell.next_seconds < deadline]
+            waiting = [cell for cell in waiting if not new.is_over(cell.next_seconds)]
             if not waiting:
                 break
             for cell in waiting:
-                began = time.monotonic()
-                if began + cell.next_seconds < deadline:
-                    is_whole = _add_round(cell, number, of_new, of_old)
-                    seconds = time.monotonic() - began
-                    cell.seconds += seconds
-                    cell.next_seconds = seconds if is_whole else math.inf
+                if not new.is_over(cell.next_seconds):
+                    began = time.monotonic()
+                    _add_round(cell, number, of_new, of_old)
+                    cell.next_seconds = time.monotonic() - began
+                    cell.seconds += cell.next_seconds
 
 
 def _replicate(supervisor: Supervisor, case: Case, number: int) -> Result | None:
@@ -255,22 +254,21 @@ def _replicate(supervisor: Supervisor, case: Case, number: int) -> Result | None
     return runner.run.results().get(replicate.id)
 
 
-def _add_round(cell: Pair, number: int, new: Supervisor, old: Supervisor) -> bool:
-    """Measure a process of each side, alternating which is first. Return whether both ended."""
+def _add_round(cell: Pair, number: int, new: Supervisor, old: Supervisor) -> None:
+    """Measure a process of each side, alternating which is first. A round that the time ends does not count."""
     latencies, disturbed = dict[bool, float](), 0
     for is_new in (True, False) if number % 2 else (False, True):
         supervisor, case = (new, cell.new) if is_new else (old, cell.old)
         supervisor.runner.display.label = f"[round {number + 1}, {'new' if is_new else 'old'}]"
         if (result := _replicate(supervisor, case, number)) is None:
-            return False
+            return
         if result.status != "ok" or result.latency_ms is None:
             why = f"{result.status}: {result.reason}"
             cell.problem, cell.fails = why if is_new else f"the old side: {why}", is_new
-            return False
+            return
         latencies[is_new], disturbed = result.latency_ms, disturbed or result.has(DISTURBED)
     cell.logs.append(math.log(latencies[True] / latencies[False]))
     cell.disturbed += disturbed
-    return True
 
 
 def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], list[Pair], list[Pair]]:
