@@ -101,8 +101,7 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
 
 def _first_items(source: ModelSource) -> list[Any]:
     """Return a factory's example inputs from the arrays of its .npz file, if their items come first."""
-    is_known = source.library is not None or source.input_shape is not None
-    if is_known or source.batch or Path(source.data or "").suffix != ".npz":
+    if source.library or source.input_shape or source.batch or Path(source.data or "").suffix != ".npz":
         return []
     with source.failing(f"reading {source.data}", "save arrays by numpy.savez"), np.load(str(source.data)) as file:
         arrays = {name: torch.from_numpy(file[name][:1]) for name in file.files if name != LABELS}

@@ -56,8 +56,8 @@ class Origin:
 
     def error(self, message: str, at: Location) -> ConfigError:
         """Make the error for a mistake at a place in the job."""
-        near = self._place(at)
-        whole = at if near == at[: len(near)] else (self.block, *at)
+        # A block replaces the job's keys; in its budget and machine, key by key.
+        whole = (self.block, *at) if (self.block, *at[:2]) in self.lines else at
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in whole).lstrip(".")
         option = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), None)
         line = f"{self.path}:{self.line(at)}: " if self.path and not option else ""
@@ -66,12 +66,8 @@ class Origin:
 
     def line(self, at: Location) -> int:
         """Return the line of a place, or of the nearest place around it."""
-        return self.lines.get(self._place(at), 1)
-
-    def _place(self, at: Location) -> Location:
-        """Return the nearest place that has a line, in the device's block if that sets it."""
         places = (place for n in range(len(at), 0, -1) for place in ((self.block, *at[:n]), at[:n]))
-        return next(filter(self.lines.__contains__, places), ())
+        return next((self.lines[place] for place in places if place in self.lines), 1)
 
     def explain(self, error: ValidationError, model: type[BaseModel]) -> ConfigError:
         """Explain the first mistakes that pydantic reported, one a line."""
