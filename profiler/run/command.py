@@ -16,7 +16,6 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.text import Text
 
 from engines.options import DEVICES, Device
 from exporters import named_files
@@ -50,6 +49,7 @@ from profiler.run.summary import print_plan, print_results
 from profiler.run.watch import PATIENCE_SECONDS, await_quiet
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import counted, duration, listed
+from profiler.tables.writers import say
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
@@ -89,10 +89,6 @@ class Start:
     plan: Sequence[Case]
     cases: Sequence[Case]
 
-    def say(self, text: str, style: str = "") -> None:
-        """Print a line without wrapping it."""
-        self.console.print(Text(text, style=style), soft_wrap=True)
-
     def runner(self, run: RunFolder, display: Display | None = None, by_name: bool = False) -> Runner:
         """Make the runner that measures into the run's folder; it shows progress on the display or the console."""
         display, idle = display or Display(self.console), self.options.wait_for_idle or 0.0
@@ -126,11 +122,11 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
                 runner.begin_in(read_seconds("--within", options.within), started)
             interrupted, results = measure_cases(runner, console, options.retry, report=not options.no_report)
     trim(default_root(), limit)
-    start.say(f"\nResults: {run.path}")
+    say(console, f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():
-        start.say(f"Layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
+        say(console, f"Layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
     if interrupted:
-        start.say(f"Interrupted; {_what_is_left(start, run)}")
+        say(console, f"Interrupted; {_what_is_left(start, run)}")
         return 130
     if missing := waiting(run.results(), start.cases, start.config.skip):
         # Unmeasured configurations matter more than replicates.
@@ -140,16 +136,16 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         cases = listed(counted(number, noun) for number, noun in counts if number)
         seconds = sum(runner.too_long.get(case.id) or estimate_seconds(case, budget) for case in missing)
         needs = f"about {duration(seconds)} more"
-        start.say(f"{cases} did not fit in {options.within}, {needs}: {which}; {_what_is_left(start, run)}")
+        say(console, f"{cases} did not fit in {options.within}, {needs}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:
-        start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
+        say(console, f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:
         conclude(run.path, results, console)
         if start.config.search:
             for line in contributions(cells(results), runner.plan):
-                start.say(line)
+                say(console, line)
     for line in not_tried(job, target.kind) if isinstance(job, ModelJob) else ():
-        start.say(line, style="dim")
+        say(console, line, "dim")
     return exit_code(results, start.config, options.strict)
 
 
@@ -345,11 +341,10 @@ def measure_cases(
     missing = waiting(runner.run.results(), cases, runner.config.skip, retry)
     if damaged := runner.run.damaged:
         lost = f"Ignored {counted(damaged, 'damaged line')} of journal.jsonl; their cases will be measured again"
-        console.print(Text(lost, style="yellow"), soft_wrap=True)
+        say(console, lost, "yellow")
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     new, whole = (sum(case.unsupported is None for case in of) for of in (missing, cases))
-    where = f"{runner.target.name}: {new} of {counted(whole, 'case')} to measure; into {runner.run.path}"
-    console.print(Text(where), soft_wrap=True)
+    say(console, f"{runner.target.name}: {new} of {counted(whole, 'case')} to measure; into {runner.run.path}")
     interrupted = False
     with runner.display:
         try:
@@ -360,7 +355,7 @@ def measure_cases(
             interrupted = True
     results = write_results(runner, console)
     if missing or to_search:
-        console.print(Text(f"\nTook {duration(time.monotonic() - started)}"))
+        say(console, f"\nTook {duration(time.monotonic() - started)}")
     if report and not results.is_empty():
         write_report(runner.run.path, results, console)
     return interrupted, results
@@ -374,7 +369,7 @@ def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
         write(Report(runs=[str(folder)]), cells(results))
     except Exception as error:
         again = f"try again: {PROGRAM} report {shlex.quote(str(folder))}"
-        console.print(Text(f"no report: {sentence(error)}; {again}", style="yellow"), soft_wrap=True)
+        say(console, f"no report: {sentence(error)}; {again}", "yellow")
 
 
 def waiting(journal: Mapping[str, Result], cases: Sequence[Case], skips: bool, retry: bool = False) -> list[Case]:
@@ -407,10 +402,10 @@ def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl
     def print_study() -> None:
         if study is None or results.is_empty():
             return
-        line = Text(f"As a page: {run.tables / 'published.md'}", style="dim")
-        if not present(console, study, results, [flat_environment(environment)], run.tables):
-            line = Text(f"\n{NOTHING.format(study)}", style="yellow")
-        console.print(line, soft_wrap=True)
+        if present(console, study, results, [flat_environment(environment)], run.tables):
+            say(console, f"As a page: {run.tables / 'published.md'}", "dim")
+        else:
+            say(console, f"\n{NOTHING.format(study)}", "yellow")
 
     labels = [entry.label for entry in config.engines] if config.search else None
     print_results(console, results, merged, print_study, tries, labels)

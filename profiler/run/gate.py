@@ -21,7 +21,6 @@ from xml.etree import ElementTree
 
 import psutil
 from rich.console import Console
-from rich.text import Text
 
 from engines.options import DEVICES, Device
 from exporters.cache import check_root, default_root, most_bytes, trim
@@ -51,6 +50,7 @@ from profiler.run.runner import Runner, Supervisor
 from profiler.stats.intervals import rounds_interval
 from profiler.stats.samples import Interval
 from profiler.tables.numbers import counted, duration, grouped, percent, relative
+from profiler.tables.writers import say
 
 REVISION = "git:"
 _LIMIT, _WITHIN = "5%", "3m"
@@ -161,8 +161,7 @@ def execute(options: Options, console: Console) -> int:
         sides, display = stack.enter_context(_sides(options)), stack.enter_context(Display(console))
         configs = [read_job(side.options, side.job, kind) for side in sides for kind in DEVICES]
         if busy := stack.enter_context(_off_busy_cores()):
-            note = f"Other work keeps {counted(busy, 'core')} busy: both sides are measured on the rest"
-            console.print(Text(note, style="dim"), soft_wrap=True)
+            say(console, f"Other work keeps {counted(busy, 'core')} busy: both sides are measured on the rest", "dim")
         facts = stack.enter_context(libraries(preloaded(configs)))
         runners = []
         for side in sides:
@@ -183,14 +182,13 @@ def execute(options: Options, console: Console) -> int:
     trim(default_root(), most_bytes())
     for why, names in grouped((str(cell.problem), cell.name) for cell in (*lost, *added)).items():
         others = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        note = f"Not compared: {'; '.join(names[:_MOST_NAMES])}{others}: {why}"
-        console.print(Text(note, style="dim"), soft_wrap=True)
+        say(console, f"Not compared: {'; '.join(names[:_MOST_NAMES])}{others}: {why}", "dim")
     for cell in cells:
-        console.print(Text(f"{cell.name}: {cell.describe(against, limit)}"), soft_wrap=True)
+        say(console, f"{cell.name}: {cell.describe(against, limit)}")
     cells += lost  # Without a verdict.
     places = f"new {runners[0].run.path}, old {runners[1].run.path}"
     action = f"{'Interrupted after' if interrupted else 'Took'} {duration(time.monotonic() - started)}"
-    console.print(Text(f"{action}; results: {places}", style="dim"), soft_wrap=True)
+    say(console, f"{action}; results: {places}", "dim")
     if options.junit is not None:
         write_junit(options.junit, cells, against, limit)
     verdicts = [cell.is_slower(limit) for cell in cells]
@@ -199,11 +197,11 @@ def execute(options: Options, console: Console) -> int:
     for code, amounts in needs.items():
         why, option = _ADVICE[code]
         advice = f"{why}; repeat the command with {option(max(amounts), within)}"
-        console.print(Text(f"No verdict yet on {counted(len(amounts), 'cell')}: {advice}"), soft_wrap=True)
+        say(console, f"No verdict yet on {counted(len(amounts), 'cell')}: {advice}")
     if interrupted:
         return 130
     if None in verdicts and True not in verdicts and not options.strict:
-        console.print("Cells without a verdict pass: the exit code is 0, with --strict 4")
+        say(console, "Cells without a verdict pass: the exit code is 0, with --strict 4")
     return _SLOWER if True in verdicts else _UNDECIDED if None in verdicts and options.strict else 0
 
 

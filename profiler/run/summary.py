@@ -29,7 +29,7 @@ from profiler.results.warning_kinds import is_rough
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped, listed, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
-from profiler.tables.writers import print_table
+from profiler.tables.writers import print_table, say
 
 Row = Mapping[str, Any]
 
@@ -72,15 +72,15 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     print_table(console, of_rows("", [*columns, figure("Cases", "cases", numbers.whole), words("Time", "time")], rows))
     mistakes = _mistakes(cases)
     for why in dict.fromkeys(mistakes.values()):
-        console.print(Text(f"\n{why}", style="red"), soft_wrap=True)
+        say(console, f"\n{why}", "red")
     runnable = [case.id for case in cases if case.unsupported is None and case.subject not in mistakes]
     text = f"\n{machine}: {len(runnable)} of {counted(len(cases), 'case')} can run here"
     if runnable:
         text += f", in about {duration(sum(seconds[id_] for id_ in runnable))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
-    console.print(Text(f"{text}. No module was loaded: inputs that only code knows are unchecked."), soft_wrap=True)
+    say(console, f"{text}. No module was loaded: inputs that only code knows are unchecked.")
     for line in _scoring([case for case in cases if case.id in runnable]):
-        console.print(Text(line), soft_wrap=True)
+        say(console, line)
     return 2 if mistakes or not runnable else 0
 
 

@@ -44,6 +44,11 @@ def console(**options: Any) -> Console:
     return console
 
 
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a text without wrapping its lines, so that commands can be copied."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
 class _Printable(RenderHook):
     """Escapes control characters."""
 
