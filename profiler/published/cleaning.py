@@ -20,7 +20,7 @@ from profiler.tables.writers import parquet
 
 _PUBLIC = (
     *("machine", "gpu", "cpu", "device", "cuda", "driver", "cudnn", "python", "platform", "packages", "untested"),
-    *("gpu_memory_mib", "memory_mib", "compute_capability", "cpu_cores", "torch_threads", "roofs"),
+    *("gpu_memory_mib", "memory_mib", "compute_capability", "cpu_cores", "torch_threads", "roofs", "spread"),
     *("sampling_seconds", "wall_seconds", "command", "earlier_commands"),
 )
 """Keys of environment.json to publish, besides the versions of runtimes."""
@@ -56,9 +56,13 @@ class SubmittedRun:
 
 
 def read_run(folder: Path) -> SubmittedRun:
-    """Read a run's folder, and learn the spread from its rows. Raises ConfigError for a missing or damaged file."""
+    """Read a run's folder, and widen its intervals by the spread of its rows and of its machine's earlier runs.
+
+    Raises ConfigError for a missing or damaged file.
+    """
     environment = RunFolder(folder).read_environment()
-    return SubmittedRun(folder, with_spread(read_results(folder)), environment, read_text(folder / "bench.yaml"))
+    rows = with_spread(read_results(folder), environment.get("spread"))
+    return SubmittedRun(folder, rows, environment, read_text(folder / "bench.yaml"))
 
 
 def clean(runs: Sequence[SubmittedRun]) -> list[SubmittedRun]:

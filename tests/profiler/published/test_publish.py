@@ -74,7 +74,7 @@ def published(into: Path, *runs: Path, pages: bool = False) -> str:
 
 def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_path):
     gone = Warning("no-layers", f"see {HOME}/x.log on {HOST}, says jdoe, {HOME}/runs/20261120T123125Z-tower-7-8c80/y")
-    run, into = make(gone), tmp_path / "suites"
+    run, into = make(gone, spread={"host/eager": [0.03, 10.0]}), tmp_path / "suites"
     assert f"Written: {into / 'tower' / SUITE}" in published(into, run, pages=True)
     folder = into / "tower" / SUITE
     assert {path.name for path in folder.iterdir()} == {"results.parquet", "environment.json"}
@@ -87,6 +87,7 @@ def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_pa
     assert results["warnings"][0].to_list() == ["no-layers: see x.log on host, says user, y"]
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["command"][3:] == [SUITE, "--machine", "label=Tower"]
+    assert results["latency_spread"].null_count() == 0, "the spread of the machine's earlier runs stays"
     # Every figure is there, and what is published can be published again, unchanged.
     numbers = pl.col(pl.Float64, pl.Int64)
     assert results.select(numbers).equals(read_run(run).results.select(numbers))
