@@ -34,7 +34,7 @@ from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
 from exporters.errors import text_of
 from exporters.inputs import symbolic_shapes
-from exporters.onnx_files import every_graph, file_inputs, how_to_lower, read_onnx
+from exporters.onnx_files import every_graph, file_inputs, read_onnx, too_new
 from exporters.source import BATCH, ModelError, batch_axes, batch_symbols
 
 _WHOLE = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
@@ -235,7 +235,7 @@ class OrtSession:
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         except Exception as error:  # ONNX Runtime's errors have no other common base.
-            if mend := how_to_lower(self.job.graph, str(error)):
+            if mend := too_new(self.job.graph, f"onnxruntime {onnxruntime.__version__}", str(error)):
                 raise ModelError(mend) from None
             if not self.job.options.cuda_graph or _NOT_CAPTURED not in str(error):
                 raise

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 MADE = ("fp32", "tf32", "fp16", "int8")
 """Precisions available for a float32 file."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_MOST_IR = re.compile(r"max supported IR version: (\d+)")
-_MOST_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
-_EVERYWHERE_IR = 10
-"""IR version that every current runtime takes, for opsets before 24."""
+_TOO_NEW = re.compile(r"max supported IR version: \d+|official support for domain \S+ is till opset \d+")
+"""ONNX Runtime's messages about a file of a later ONNX."""
 _KEEPS_INDICES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Where", "Add", "Mul")
 """Operators that may lie between an input and its table; Keras wraps negative indices by the last three."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
@@ -174,7 +172,7 @@ def check_onnx(path: Path) -> None:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
     model = read_onnx(path)
     if model.ir_version > onnx.IR_VERSION:
-        raise ModelError(_lower_ir(path, model.ir_version, f"onnx {onnx.__version__}", onnx.IR_VERSION, _EVERYWHERE_IR))
+        raise ModelError(too_new(path, f"onnx {onnx.__version__}", f"max supported IR version: {onnx.IR_VERSION}"))
     for tensor in filter(uses_external_data, _tensors(model)):  # onnx refuses links to data, which is checked above.
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
@@ -200,33 +198,10 @@ def _fill_outputs(graph: onnx.GraphProto) -> bool:
     return bool(bare or shapeless)
 
 
-def how_to_lower(path: Path, message: str) -> str | None:
-    """Explain how to lower the file's IR version or opset to the limit in ONNX Runtime's message; None without one."""
-    import onnx
-
-    if limit := _MOST_IR.search(message):
-        return _lower_ir(path, read_onnx(path).ir_version, "ONNX Runtime", *[int(limit[1])] * 2)
-    if limit := _MOST_OPSET.search(message):
-        domain, newest = limit[1], int(limit[2])
-        version = max((o.version for o in read_onnx(path).opset_import if (o.domain or "ai.onnx") == domain), default=0)
-        text = f"{path} has opset {version} of {domain}, ONNX Runtime takes up to {newest}; "
-        if domain != "ai.onnx" or version > onnx.defs.onnx_opset_version():
-            return f"{text}export it again with an older one"
-        target = path.with_name(f"{path.stem}.opset{newest}.onnx")
-        return (
-            f"{text}lower it in Python:\n    import onnx, onnx.version_converter as v\n"
-            f"    m = v.convert_version(onnx.load({str(path)!r}), {newest})\n    onnx.save(m, {str(target)!r})"
-        )
-    return None
-
-
-def _lower_ir(path: Path, version: int, taker: str, limit: int, newest: int) -> str:
-    target = path.with_name(f"{path.stem}.ir{newest}.onnx")
-    return (
-        f"{path} has IR version {version}, {taker} takes up to {limit}; lower it in Python:\n"
-        f"    import onnx; m = onnx.load({str(path)!r}, load_external_data=False)\n"
-        f"    m.ir_version = {newest}; onnx.save(m, {str(target)!r})"
-    )
+def too_new(path: Path, taker: str, message: str) -> str | None:
+    """Say that the file is newer than its taker, if the message says so."""
+    limit = _TOO_NEW.search(message)
+    return limit and f"{path} is too new for {taker} ({limit[0]}); export it again with an older opset or IR version"
 
 
 def is_float32(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -147,24 +146,18 @@ def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path):
 @pytest.mark.parametrize(
     ("ir", "opset", "says"),
     [
-        (14, 17, "has IR version 14, ONNX Runtime takes up to "),
-        (99, 17, rf"has IR version 99, onnx \S+ takes up to {onnx.IR_VERSION};"),
-        (10, 27, "has opset 27 of ai.onnx, ONNX Runtime takes up to "),
-        (10, 99, "export it again with an older one"),
+        (14, 17, r"too new for onnxruntime \S+ \(max supported IR version: \d+\)"),
+        (99, 17, rf"too new for onnx \S+ \(max supported IR version: {onnx.IR_VERSION}\)"),
+        (10, 27, r"too new for onnxruntime \S+ \(official support for domain ai.onnx is till opset \d+\)"),
     ],
 )
-def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(tmp_path, monkeypatch, ir, opset, says):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_is_too_new_says_what_its_taker_supports(tmp_path, ir, opset, says):
     head = f'<ir_version: {ir}, opset_import: ["" : {opset}]>'
-    onnx.save(onnx.parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ y = Relu (x) }}"), "g.onnx")
-    with pytest.raises(ModelError, match=says) as caught:
+    model = onnx.parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ y = Relu (x) }}")
+    onnx.save(model, tmp_path / "g.onnx")
+    with pytest.raises(ModelError, match=says):
         check_onnx(tmp_path / "g.onnx")
         run(tmp_path / "g.onnx")
-    _, _, lines = str(caught.value).partition("in Python:\n")
-    if lines:
-        exec(textwrap.dedent(lines))
-        (lowered,) = tmp_path.glob("g.*.onnx")
-        assert run(lowered)[1] == ["y"]
 
 
 @needs("openvino")
