@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from exporters.cache import Cache, code_of
 from exporters.errors import sentence
 from exporters.inputs import fixed_batch, seeded_inputs
-from exporters.onnx_files import every_graph, graph_inputs, graphs_of, is_float32, read_onnx
+from exporters.onnx_files import every_graph, graph_inputs, graphs_of, is_float32, read_onnx, without_unread
 from exporters.packages import versions
 from exporters.source import ModelSource, TensorSpec, digest
 from exporters.weights import checked, code, identified, source_key
@@ -221,7 +221,7 @@ def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> 
             for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 tensor.ClearField(name)
     model = inline_local_functions(model) if model.functions else model
-    _drop_unused(model.graph)
+    model = without_unread(model)
 
     def flops(batch: int) -> int:
         (sized := ModelProto()).CopyFrom(model)
@@ -237,20 +237,6 @@ def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> 
         "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
         "moved": _moved(model.graph),
     }
-
-
-def _drop_unused(graph: GraphProto) -> None:
-    """Drop the nodes that reach no output."""
-    needed, used = {value.name for value in graph.output}, list[Any]()
-    for node in reversed(graph.node):
-        if not needed.isdisjoint(node.output):
-            used.append(node)
-            needed.update(node.input)
-            for body in every_graph(*graphs_of(node)):
-                needed.update(value.name for value in body.output)
-                needed.update(name for inner in body.node for name in inner.input)
-    del graph.node[:]
-    graph.node.extend(reversed(used))
 
 
 def _moved(graph: GraphProto) -> list[str]:

@@ -18,7 +18,7 @@ from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.dataset import MOST_CALIBRATING, scored_count
 from exporters.inputs import distinct_items, fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
-from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx
+from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx, without_unread
 from exporters.source import ModelError, ModelSource, TensorSpec, digest
 from exporters.weights import identified
 
@@ -335,11 +335,3 @@ def pairs_of(graph: onnx.GraphProto) -> dict[str, str]:
     quantizers = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
     dequantizers = (node for node in graph.node if node.op_type == "DequantizeLinear")
     return {node.output[0]: quantizers[node.input[0]] for node in dequantizers if node.input[0] in quantizers}
-
-
-def without_unread(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without nodes and constants that reach no output."""
-    import onnx_ir as ir
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
-    return ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model)

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.int8 import DYNAMIC, PLACEMENTS, WEIGHTED, float_weights, pairs_of, without_unread, write_dynamic
+from exporters.int8 import DYNAMIC, PLACEMENTS, WEIGHTED, float_weights, pairs_of, write_dynamic
 from exporters.onnx_export import INLINE_BYTES
-from exporters.onnx_files import graphs_of, read_onnx
+from exporters.onnx_files import graphs_of, read_onnx, without_unread
 from exporters.source import ModelSource
 
 if TYPE_CHECKING:

@@ -116,6 +116,14 @@ def graphs_of(node: Any) -> list[Any]:
     return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs) if graph.node]
 
 
+def without_unread(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without nodes and constants that reach no output."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    return ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model)
+
+
 def _tensors(model: onnx.ModelProto) -> Iterator[Any]:
     """Yield all tensors of a model, including sparse ones, which onnx's helper leaves out."""
     from onnx.external_data_helper import _get_all_tensors
@@ -199,7 +207,7 @@ def _fill_outputs(graph: onnx.GraphProto) -> bool:
 
 
 def too_new(path: Path, taker: str, message: str) -> str | None:
-    """Say that the file is newer than its taker, if the message says so."""
+    """Say that the taker refuses a newer file, if its message has the limit."""
     limit = _TOO_NEW.search(message)
     return limit and f"{path} is too new for {taker} ({limit[0]}); export it again with an older opset or IR version"
 
