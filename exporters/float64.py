@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2**28
 """Largest file to evaluate: in doubles its weights take twice as much."""
+_SIGMOID = """<domain: "exact", opset_import: ["": {opset}]> Sigmoid (x) => (y) {{
+    minus = Neg (x)  power = Exp (minus)  one = Constant <value = float {{1.0}}> ()  total = Add (power, one)
+    y = Reciprocal (total)
+}}"""
 
 
 def evaluate(
@@ -49,34 +53,21 @@ def with_exact_sigmoids(path: Path, folder: Path) -> Path:
     ONNX Runtime's sigmoid is off by 2e-7 however small its result, which was 10 % of a text detector's output.
     """
     import onnx
-    from onnx import TensorProto
-    from onnx.helper import make_node, make_tensor
 
     if not is_float32(path) or path.stat().st_size > _MOST_BYTES or len(graph_files(path)) > 1:
         return path
     model = onnx.load(path)
-    graphs = list(every_graph(model.graph))
-    casts = (a.i for graph in graphs for node in graph.node if node.op_type == "Cast" for a in node.attribute)
-    sigmoids = [
-        [place for place, node in enumerate(graph.node) if node.op_type == "Sigmoid" and not node.domain]
-        for graph in graphs
-    ]
-    if not any(sigmoids) or TensorProto.DOUBLE in casts:  # A sigmoid may take doubles.
+    nodes = [node for graph in every_graph(model.graph) for node in graph.node]
+    casts = (attribute.i for node in nodes if node.op_type == "Cast" for attribute in node.attribute)
+    sigmoids = [node for node in nodes if node.op_type == "Sigmoid" and not node.domain]
+    if not sigmoids or onnx.TensorProto.DOUBLE in casts:  # A sigmoid may take doubles.
         return path
-    for graph, places in zip(graphs, sigmoids, strict=True):
-        for place in reversed(places):
-            node = graph.node[place]
-            minus, power, unit, total = (f"{node.output[0]} {word}" for word in ("minus", "power", "1", "total"))
-            parts = [
-                make_node("Neg", node.input, [minus]),
-                make_node("Exp", [minus], [power]),
-                make_node("Constant", [], [unit], value=make_tensor(unit, TensorProto.FLOAT, [], [1.0])),
-                make_node("Add", [power, unit], [total]),
-                make_node("Reciprocal", [total], node.output),
-            ]
-            del graph.node[place]
-            for number, part in enumerate(parts):
-                graph.node.insert(place + number, part)
+    for node in sigmoids:
+        node.domain = "exact"
+    opset = next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx"))
+    model.functions.append(onnx.parser.parse_function(_SIGMOID.format(opset=opset)))
+    model.opset_import.add(domain="exact", version=1)
+    model.ir_version = max(model.ir_version, 8)  # Since then files can have functions.
     onnx.save(model, folder / path.name)
     return folder / path.name
 
