@@ -11,12 +11,11 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from string import Template
 from typing import Any
 
+import jinja2
 import polars as pl
 from rich.console import Console
 
@@ -174,20 +173,21 @@ def page(report: Report) -> str:
     """Return the document. Its policy allows only the two scripts' hashes, so names in it cannot run as code."""
     options, bundle = _options(report.rows["lines"]), vega_bundle()
     style, body, script = ((_TEMPLATES / f"report.{kind}").read_text("utf-8") for kind in ("css", "html", "js"))
-    hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
-    sections = {name: text for name in _TITLES if (text := _section(report, name))}
-    return Template(body).substitute(
-        hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes),
-        title=escape(report.title),
-        machine=escape(report.machine),
+    filled = {chart.name for chart in report.charts} | {table.name for table in report.tables}
+    filled |= {name for name, texts in report.texts.items() if texts}
+    document: str = jinja2.Template(body, autoescape=True).render(
+        hashes=[base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (bundle, script)],
+        report=report,
+        sections={name: title for name, title in _TITLES.items() if name in filled},
+        filters=[(key, title, _choices(key, options[key])) for key, title in _FILTERS.items() if len(options[key]) > 1],
+        open=_OPEN,
+        html=html,
         style=style,
-        contents="".join(f'<li><a href="#{name}">{escape(_TITLES[name])}</a></li>' for name in sections),
-        filters=_filters(options),
-        sections="".join(sections.values()),
         data=_json(_payload(report, options)),
         bundle=bundle,
         script=script,
     )
+    return document
 
 
 def vega_bundle() -> str:
@@ -208,31 +208,6 @@ def vega_bundle() -> str:
         return bundled()
 
 
-def _section(report: Report, name: str) -> str:
-    drawn = [chart for chart in report.charts if chart.name == name]
-    parts = [f"<p>{escape(text)}</p>" for text in report.texts.get(name, ())]
-    parts += [_figure(chart) for chart in drawn]
-    parts += [_table(table, name in _OPEN) for table in report.tables if table.name == name]
-    return f'<section id="{name}"><h2>{escape(_TITLES[name])}</h2>{"".join(parts)}</section>' if parts else ""
-
-
-def _figure(chart: Chart) -> str:
-    return (
-        f'<figure id="chart-{chart.name}"><p class="scope"></p><figcaption>{escape(chart.caption)}</figcaption>'
-        f'<div class="chart" role="img" aria-label="{escape(_TITLES[chart.name])}"></div>'
-        '<p class="nothing" hidden>Nothing to draw for this choice.</p>'
-        '<p class="only-without">The chart needs JavaScript; its figures are in the tables.</p></figure>'
-    )
-
-
-def _table(table: Table, is_open: bool) -> str:
-    title = escape(table.title)
-    region = f'id="table-{table.name}" tabindex="0" role="region" aria-label="{title}"'
-    body = f'<div class="table" {region}>{html(table)}</div><p class="nothing" hidden>No row for this choice.</p>'
-    body += f'<p class="scope">{escape(table.note)}</p>' if table.note else ""
-    return f"<div>{body}</div>" if is_open else f"<details><summary>Table: {title}</summary>{body}</details>"
-
-
 def _options(rows: Sequence[Row]) -> Filters:
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
@@ -241,15 +216,8 @@ def _options(rows: Sequence[Row]) -> Filters:
     return options
 
 
-def _filters(options: Filters) -> str:
-    fields = []
-    for key, title in _FILTERS.items():
-        if len(options[key]) > 1:
-            names = [", ".join(setting_words(v)) or "none" if key == "setting" else str(v) for v in options[key]]
-            values = "".join(f"<option value='{i}'>{escape(name)}</option>" for i, name in enumerate(names))
-            every = f"<option value=''>All</option>{values}"
-            fields.append(f'<label>{title}<select data-key="{key}" autocomplete="off">{every}</select></label>')
-    return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
+def _choices(key: str, values: Sequence[Any]) -> list[str]:
+    return [", ".join(setting_words(value)) or "none" if key == "setting" else str(value) for value in values]
 
 
 def _payload(report: Report, options: Filters) -> dict[str, Any]:
