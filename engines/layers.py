@@ -44,16 +44,6 @@ _SHAPES = ("Shape", "Size", "Constant")
 
 
 @dataclass(frozen=True)
-class GraphNode:
-    """A node of a runtime's optimized graph, or a layer, with its tensors' names."""
-
-    name: str
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Origin:
     """Origin of an exported node, as torch.onnx wrote it into the node's metadata."""
 
@@ -71,13 +61,8 @@ def node_name(node: onnx.NodeProto) -> str:
     return node.name or next(iter(node.output), "")
 
 
-def steps_of(graph: onnx.GraphProto) -> list[GraphNode]:
-    """List the nodes of a runtime's optimized graph, in the file's order."""
-    return [GraphNode(node_name(n), n.op_type, tuple(n.input), tuple(n.output)) for n in graph.node]
-
-
-def covered_nodes(graph: onnx.GraphProto, steps: Sequence[GraphNode]) -> list[tuple[str, ...]]:
-    """Name the exported nodes that every step covers, both in running order.
+def covered_nodes(graph: onnx.GraphProto, steps: Sequence[onnx.NodeProto]) -> list[tuple[str, ...]]:
+    """Name the exported nodes that every step, a node of the runtime's optimized graph, covers; both in running order.
 
     At most one step covers a node, and no step if the node was computed ahead of the run or cannot be matched. A step
     owns a node if a name survives: the node's, its result's, or a constant's that only this node reads. Nodes that went
@@ -89,12 +74,12 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[GraphNode]) -> list[tu
     folded = _computed_ahead(graph)
     owner = _owners_by_name(nodes, producer, folded, steps)
     # A step without nodes has a node of its kind somewhere: no other step may take it.
-    lost = {step.kind for n, step in enumerate(steps) if n not in set(owner.values())} - _MOVES
+    lost = {step.op_type for n, step in enumerate(steps) if n not in set(owner.values())} - _MOVES
     is_open = [
         n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
         for n, node in enumerate(nodes)
     ]
-    visible = {t for step in steps for t in step.outputs}
+    visible = {t for step in steps for t in step.output}
     for number, node in enumerate(nodes):
         owners = [owner.get(n) for t in node.input if (n := producer.get(t)) is not None and n not in folded]
         hidden = [n for t in node.input if t not in visible and (n := owner.get(producer.get(t, -1))) is not None]
@@ -115,13 +100,13 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[GraphNode]) -> list[tu
 
 
 def _owners_by_name(
-    nodes: Sequence[onnx.NodeProto], producer: Mapping[str, int], folded: set[int], steps: Sequence[GraphNode]
+    nodes: Sequence[onnx.NodeProto], producer: Mapping[str, int], folded: set[int], steps: Sequence[onnx.NodeProto]
 ) -> dict[int, int]:
     """Map nodes to the steps with their name, constant or result, and chains before them."""
     owner: dict[int, int] = {}
     named = {**producer, **{node.name: n for n, node in enumerate(nodes) if node.name}}
     read = Counter(t for node in nodes for t in set(node.input))
-    used = Counter(t for step in steps for t in set(step.inputs))
+    used = Counter(t for step in steps for t in set(step.input))
     constant = {
         t: n
         for n, node in enumerate(nodes)
@@ -129,13 +114,13 @@ def _owners_by_name(
         if t not in producer and read[t] == used[t] == 1 and n not in folded
     }
     for number, step in enumerate(steps):
-        candidates = [named.get(step.name.removesuffix(_NCHWC)), *map(constant.get, step.inputs)]
-        for node in (*candidates, *map(named.get, step.outputs)):
-            if node is not None and (step.kind not in _MOVES or step.kind == nodes[node].op_type):
+        candidates = [named.get(node_name(step).removesuffix(_NCHWC)), *map(constant.get, step.input)]
+        for node in (*candidates, *map(named.get, step.output)):
+            if node is not None and (step.op_type not in _MOVES or step.op_type == nodes[node].op_type):
                 owner.setdefault(node, number)
     for last, number in list(owner.items()):  # A step's end, such as an activation: go back to its own kind of node.
         chain = [last]
-        while not steps[number].kind.endswith(nodes[chain[-1]].op_type):
+        while not steps[number].op_type.endswith(nodes[chain[-1]].op_type):
             before = {producer[t] for t in nodes[chain[-1]].input if t in producer} - folded - owner.keys()
             if len(before) != 1:
                 break

@@ -29,7 +29,7 @@ import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Warning, ignore
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.layers import ITERATIONS, covered_nodes, record, steps_of
+from engines.layers import ITERATIONS, covered_nodes, record
 from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
 from exporters.errors import text_of
@@ -209,7 +209,7 @@ class OrtSession:
             profile = Path(twin.session.end_profiling())
             twin.close()
             runs = read_runs(profile, ITERATIONS)
-            steps = steps_of(read_onnx(optimized).graph)
+            steps = list(read_onnx(optimized).graph.node)
         covered = covered_nodes(read_onnx(self.job.graph).graph, steps)
         if self.job.device == "cpu":
             return host_layers(runs, steps, covered)

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
+
 from engines.base import Layer
-from engines.layers import GraphNode, Kernel, Trace, median_layers
+from engines.layers import Kernel, Trace, median_layers, node_name
 
 _SUFFIX = "_kernel_time"
 _SLACK_US = 5.0
@@ -62,7 +64,7 @@ def read_runs(path: Path, last: int) -> list[GraphRun]:
 
 
 def host_layers(
-    runs: Sequence[GraphRun], steps: Sequence[GraphNode], covered: Sequence[tuple[str, ...]]
+    runs: Sequence[GraphRun], steps: Sequence[onnx.NodeProto], covered: Sequence[tuple[str, ...]]
 ) -> list[Layer]:
     """Take each node's median time on the host."""
     return median_layers([_named(run, steps, covered, [(n.end - n.start) / 1000 for n in run.nodes]) for run in runs])
@@ -72,7 +74,7 @@ def device_layers(
     runs: Sequence[GraphRun],
     started_ns: int,
     trace: Trace,
-    steps: Sequence[GraphNode],
+    steps: Sequence[onnx.NodeProto],
     covered: Sequence[tuple[str, ...]],
 ) -> list[Layer]:
     """Return every node's median time on the device, summed over the kernels launched in its interval.
@@ -109,11 +111,11 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
 
 
 def _named(
-    run: GraphRun, steps: Sequence[GraphNode], covered: Sequence[tuple[str, ...]], times: Sequence[float]
+    run: GraphRun, steps: Sequence[onnx.NodeProto], covered: Sequence[tuple[str, ...]], times: Sequence[float]
 ) -> list[Layer]:
     """Pair nodes with their exported nodes by place, or by name if they ran in another order."""
     nodes = list(covered)
-    if [step.kind for step in steps] != [node.kind for node in run.nodes]:
-        by_name = dict(zip((step.name for step in steps), covered, strict=True))
+    if [step.op_type for step in steps] != [node.kind for node in run.nodes]:
+        by_name = dict(zip(map(node_name, steps), covered, strict=True))
         nodes = [by_name.get(node.name, ()) for node in run.nodes]
     return [Layer(n.name, n.kind, c, ms) for n, c, ms in zip(run.nodes, nodes, times, strict=True)]

@@ -20,7 +20,6 @@ from engines import layers as torch_trace
 from engines.base import Job, Layer, Session
 from engines.catalog import ENGINES
 from engines.layers import (
-    GraphNode,
     Kernel,
     Operator,
     Origin,
@@ -330,7 +329,8 @@ def run_events(start: int, slow: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-STEPS = [GraphNode("conv", "FusedConv", (), ()), GraphNode("loop", "Loop", (), ()), GraphNode("fc", "Gemm", (), ())]
+KINDS = {"conv": "FusedConv", "loop": "Loop", "fc": "Gemm"}
+STEPS = [helper.make_node(kind, [], [], name) for name, kind in KINDS.items()]
 COVERED = [("node_conv", "node_relu"), ("node_loop",), ("node_fc",)]
 
 
@@ -373,7 +373,7 @@ def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched():
 def test_a_clock_that_is_shifted_pairs_the_same():
     run = GraphRun(30, 70, [NodeRun("a", "Conv", 32, 40), NodeRun("b", "Relu", 42, 50)])
     trace = torch_trace.Trace([torch_trace.Iteration(0, 100, 120, [], [kernel(35), kernel(45, 2.0)])], 10**9)
-    steps = [GraphNode("a", "Conv", (), ()), GraphNode("b", "Relu", (), ())]
+    steps = [helper.make_node(kind, [], [], name) for kind, name in (("Conv", "a"), ("Relu", "b"))]
     for shift in (0, 10**9, -(10**9)):
         layers = device_layers([run], trace.unix_ns + shift, trace, steps, [(), ()])
         assert [(layer.name, layer.ms) for layer in layers] == [("a", 1.0), ("b", 2.0)]
@@ -401,12 +401,12 @@ def graph(*nodes: Node) -> onnx.GraphProto:
     return helper.make_graph(made, "g", values[:1], values[1:], arrays)
 
 
-def step(kind: str, inputs: str, output: str, name: str = "") -> GraphNode:
-    return GraphNode(name, kind, tuple(inputs.split()), (output,))
+def step(kind: str, inputs: str, output: str, name: str = "") -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], name)
 
 
 CONV, RELU = ("Conv", "conv", "x w b", "c"), ("Relu", "relu", "c", "r")
-COVERS: dict[str, tuple[list[Node], list[GraphNode], list[tuple[str, ...]]]] = {
+COVERS: dict[str, tuple[list[Node], list[onnx.NodeProto], list[tuple[str, ...]]]] = {
     "a chain belongs to the step that gives its end": (
         [CONV, RELU, ("MaxPool", "pool", "r", "y")],
         [step("FusedConv", "x w b", "r"), step("MaxPool", "r", "y")],
