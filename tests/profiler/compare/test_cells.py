@@ -133,13 +133,6 @@ def test_a_figure_of_0_gives_no_infinite_ratio(zero, lost):
     assert cell[lost] is None
 
 
-def test_what_can_be_told_is_half_of_an_intervals_width():
-    rows = [row for n in range(5) for run in "ab" for row in processes(run, 1.0, reach=0.05, model=f"net{n}")]
-    cells = compare(frame(*rows))
-    told = resolution(cells)
-    assert told == pytest.approx(np.expm1(np.sqrt(2) * np.log1p(0.05)))
-
-
 # What cells say together.
 
 
