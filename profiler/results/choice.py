@@ -259,7 +259,8 @@ def _may_be_better(rival: Loser, best: Row, figure: str) -> bool:
     if reason.code != "unclear":
         return False
     # Without an interval of the factor, the best's own is the least that is unknown.
-    low = reason.low or (reason.value or 1.0) * (best[ends_of(figure)[0]] or best[figure]) / best[figure]
+    worst = best[ends_of(figure)[figure not in HIGHER]] or best[figure]
+    low = reason.low or (reason.value or 1.0) * min(worst / best[figure], best[figure] / worst)
     return _OPEN * low < 1
 
 

@@ -99,6 +99,10 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
     return [handmade.row(variant, ms=ms * factor, replicate=n) for n, factor in enumerate((1 / reach, 1.0, reach))]
 
 
+def reaching(low: float, high: float) -> dict[str, Any]:
+    return handmade.row("eager", latency_low_ms=low, latency_high_ms=high)
+
+
 @pytest.mark.parametrize(
     ("rows", "objective", "status", "code", "command"),
     [
@@ -137,6 +141,10 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([*spread("eager", 1.0, 1.3), UNKNOWN | {"latency_ms": 1.42}], "latency", "undecided", "open",
          f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}"),
         ([*spread("eager", 1.0, 1.3), UNKNOWN | {"latency_ms": 9.0}], "latency", "deploy", None, ""),
+        # Only the worse end of the best's interval makes a rival better.
+        ([reaching(1.0, 1.5), UNKNOWN | {"latency_ms": 1.06}], "latency", "undecided", "open",
+         f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}"),
+        ([reaching(0.7, 1.0), UNKNOWN | {"latency_ms": 1.06}], "latency", "tie", None, ""),
         ([BASE, UNKNOWN], "latency", "undecided", "one-process", f"--resume a/run --replicates 5 --only {AT}"),
         ([BASE, UNKNOWN, *DISTURBED], "latency", "undecided", "one-process",
          f"--resume a/run --replicates 5 --only {AT} --retry --wait-for-idle 10"),
