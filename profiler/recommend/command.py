@@ -123,8 +123,9 @@ def _contested(choice: Choice) -> str:
     rival = choice.doubt.rival if choice.doubt else ""
     near = [cell for cell in others if all(cell[key] == best[key] for key in ("batch_size", "setting"))]
     rivals = [cell for cell in near if (cell_name(cell) == rival if rival else cell["is_base"])]
+    cells = best, *(rivals or ([choice.runner_up] if choice.runner_up else []))
     keys = ("model", "pass", "batch_size", "shape", "optimizer", "variant", "precision")
-    values = {key: dict.fromkeys(cell[key] for cell in (best, *(rivals or near[:1])) if cell[key]) for key in keys}
+    values = {key: dict.fromkeys(cell[key] for cell in cells if cell[key]) for key in keys}
     return ",".join(f"{key}={','.join(map(str, words))}" for key, words in values.items() if words)
 
 
