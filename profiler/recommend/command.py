@@ -112,18 +112,24 @@ def settling(choice: Choice, folder: str) -> str | None:
             is_disturbed = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_disturbed}"
         case Reason(code="open" | "one-process"):
+            cells = _contested(choice, choice.doubt.rival)
+            fewest = min(cell["measured"] for cell in cells)
+            processes = ENOUGH if fewest < ENOUGH else 2 * fewest
             again = f" --retry {WHEN_IDLE}" * ((choice.doubt.have or 0) > 1)
-            return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_contested(choice))}{again}"
+            return f"{resuming(Path(folder))} --replicates {processes} --only {shlex.quote(_only(cells))}{again}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 
-def _contested(choice: Choice) -> str:
-    """Return the conditions of `--only` for the best and the doubt's rival: by default its base, else the runner-up."""
+def _contested(choice: Choice, rival: str) -> list[Row]:
+    """Return the best, and the cells named like the rival; by default its base, else the runner-up."""
     best, *others = choice.cells
-    rival = choice.doubt.rival if choice.doubt else ""
     near = [cell for cell in others if all(cell[key] == best[key] for key in ("batch_size", "setting"))]
     rivals = [cell for cell in near if (cell_name(cell) == rival if rival else cell["is_base"])]
-    cells = best, *(rivals or ([choice.runner_up] if choice.runner_up else []))
+    return [best, *(rivals or ([choice.runner_up] if choice.runner_up else []))]
+
+
+def _only(cells: Sequence[Row]) -> str:
+    """Return the conditions of `--only` for the cells."""
     keys = ("model", "pass", "batch_size", "shape", "optimizer", "variant", "precision")
     values = {key: dict.fromkeys(cell[key] for cell in cells if cell[key]) for key in keys}
     return ",".join(f"{key}={','.join(map(str, words))}" for key, words in values.items() if words)

@@ -131,6 +131,10 @@ def reaching(low: float, high: float) -> dict[str, Any]:
          "--resume a/run --retry --wait-for-idle 10"),
         ([*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12)], "latency", "undecided", "open",
          f"--resume a/run --replicates 5 --only {AT}"),
+        # Of both there are as many processes as the command would ask for.
+        ([row | {"replicate": row["replicate"] + n} for n in (0, 3) for row in
+          (*spread("eager", 2.0, 1.5), *spread("ort", 1.9, 1.5))], "latency", "undecided", "open",
+         f"--resume a/run --replicates 12 --only {AT}"),
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
         # No base, and one that may be better by more than 25 %, or hardly.
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.15), *spread("openvino", 1.1, 1.2)], "latency",
