@@ -54,14 +54,15 @@ from profiler.tables.writers import say
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
 _PERCENTILE = re.compile(r"p(\d+)=")
+_LIMITS = ("--max-latency-ms", "--max-accuracy-loss")
 _EXCLUDED: Mapping[str, tuple[Sequence[str], str]] = {
     "--resume": (
-        ("a job", "--seconds", "--max-latency-ms", "--max-accuracy-loss", "--quick", "--dry-run", "--search"),
+        ("a job", "--seconds", *_LIMITS, "--quick", "--dry-run", "--search"),
         ": a run goes on with its own bench.yaml",
     ),
     "--ray": (("--threads", "--within", "--against", "--dry-run"), ""),
     "--against": (
-        ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--all", "--max-latency-ms"),
+        ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--all", *_LIMITS),
         ": a gate repeats until it has a verdict",
     ),
 }

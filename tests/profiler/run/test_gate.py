@@ -172,6 +172,7 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path, profi
         (["resnet18", "--against", "git:HEAD"], "model 'resnet18' has no file in this folder at that revision"),
         (["net:make", "--limit", "5%"], "--limit goes with --against"),
         (["net:make", "--against", "net:make", "--dry-run"], "--dry-run and --against exclude each other"),
+        (["net:make", "--against", "net:make", "--max-accuracy-loss", "1%"], "--max-accuracy-loss and --against"),
         (["net:make", "--against", "net:make", "--junit", "no/j.xml"], "there is no folder no"),
         (["net:make", "--against", "net:make", "--within", "3"], "--within: expected a time"),
         (["--against", "net:make"], "give"),
