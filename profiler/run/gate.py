@@ -191,6 +191,8 @@ def execute(options: Options, console: Console) -> int:
     say(console, f"{action}; results: {places}", "dim")
     if options.junit is not None:
         write_junit(options.junit, cells, against, limit)
+    if interrupted:
+        return 130
     verdicts = [cell.is_slower(limit) for cell in cells]
     undecided = [c for c, verdict in zip(cells, verdicts, strict=True) if c.problem is None and verdict is None]
     needs = grouped(cell.need(limit, can_wait=options.wait_for_idle is None) for cell in undecided)
@@ -198,8 +200,6 @@ def execute(options: Options, console: Console) -> int:
         why, option = _ADVICE[code]
         advice = f"{why}; repeat the command with {option(max(amounts), within)}"
         say(console, f"No verdict yet on {counted(len(amounts), 'cell')}: {advice}")
-    if interrupted:
-        return 130
     if None in verdicts and True not in verdicts and not options.strict:
         say(console, "Cells without a verdict pass: the exit code is 0, with --strict 4")
     return _SLOWER if True in verdicts else _UNDECIDED if None in verdicts and options.strict else 0
