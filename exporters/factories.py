@@ -104,7 +104,8 @@ def _first_items(source: ModelSource) -> list[Any]:
     if source.library or source.input_shape or source.batch or Path(source.data or "").suffix != ".npz":
         return []
     with source.failing(f"reading {source.data}", "save arrays by numpy.savez"), np.load(str(source.data)) as file:
-        arrays = {name: torch.from_numpy(file[name][:1]) for name in file.files if name != LABELS}
+        # Two: a lazy batch norm trains on no single item. A copy: a view would hold the whole array.
+        arrays = {name: torch.tensor(file[name][:2]) for name in file.files if name != LABELS}
     return [arrays if len(arrays) > 1 else tuple(arrays.values())] if arrays else []
 
 
@@ -129,11 +130,11 @@ def _plain(model: nn.Module) -> nn.Module:
 
 
 def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example]) -> None:
-    """Set the sizes of lazy layers by one call."""
-    if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+    """Set the sizes of lazy layers by one call, if the inputs are known."""
+    if not (inputs or source.input_shape) or not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
     tensors = {example.place: torch.from_numpy(example.array) for example in inputs}
-    tensors = tensors or {0: torch.from_numpy(np.zeros((2, *(source.input_shape or ())), np.float32))}
+    tensors = tensors or {0: torch.zeros(2, *(source.input_shape or ()))}
     keywords = {place: tensor for place, tensor in tensors.items() if isinstance(place, str)}
     with torch.no_grad():
         model(*([] if keywords else tensors.values()), **keywords)

@@ -98,6 +98,7 @@ def texts(): return *dims()[:2], {"input1": {0: "length", 1: "batch"}, "input2":
 def alone(): return Net()
 def linear(): return nn.Linear(3, 2)
 def bilinear(): return nn.Bilinear(3, 3, 2)
+def lazy_norm(): return nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
 def nothing(): return Net(), ()
 """
 
@@ -146,7 +147,8 @@ def test_examples_are_inputs_of_any_nesting(name, specs, dimensions):
 
 @pytest.mark.usefixtures("examples")
 @pytest.mark.parametrize(
-    ("name", "arrays", "inputs"), [("linear", ["any"], ["x"]), ("bilinear", ["input1", "input2"], None)]
+    ("name", "arrays", "inputs"),
+    [("linear", ["any"], ["x"]), ("lazy_norm", ["any"], ["x"]), ("bilinear", ["input1", "input2"], None)],
 )
 def test_data_give_the_inputs_of_a_factory_without_any(tmp_path, name, arrays, inputs):
     np.savez(tmp_path / "d.npz", labels=np.arange(9), **{array: np.ones((9, 3), np.float32) for array in arrays})
