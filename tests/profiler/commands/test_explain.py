@@ -31,7 +31,7 @@ from profiler.worker.bisection import Explained
 
 pytestmark = pytest.mark.slow
 NODES, ROUNDS = (("a", "Exp", ""),), ((1.0, 1.5, 3.0),) * 15
-CELL: dict[str, Any] = {"accuracy_loss": 0.9, "precision": "fp16", "device": "cpu", "worst": "y, item 7"}
+CELL: dict[str, Any] = handmade.row("ort", "fp16", device="cpu", accuracy=0.1, accuracy_loss=0.9, worst="y, item 7")
 JOB = """
 models: [{name: net, onnx: net.onnx}, {name: other, onnx: net.onnx}]
 engines: [ort, openvino]
@@ -144,6 +144,7 @@ def test_words_for_an_error_that_is_spread_or_not_of_the_nodes():
         (0.9, 0, [], "meets the limit: accuracy loss 0.00 %"),
         (0.9, 50, [], "misses the limit: accuracy loss 5.00 %"),
         (0.9, 5, [], "may miss the limit: accuracy loss 0.50 %"),
+        (0.012, None, [Limit("accuracy_loss", 0.1)], "may miss the limit: no base to compare with"),
     ],
 )
 def test_the_graph_is_judged_by_the_limit(error, losses, limits, outcome):
