@@ -85,7 +85,8 @@ def _scores(task: Task, sessions: Sequence[Session]) -> tuple[tuple[float, ...],
         end = perf_counter() + _SCORING_SECONDS
         return score_items(task, session, lambda: perf_counter() < end)
 
-    return tuple(zip(*zip(*map(score, sessions), strict=False), strict=True))
+    by_item = zip(*map(score, sessions), strict=False)  # Ends with the session that scored the fewest.
+    return tuple(zip(*by_item, strict=True))
 
 
 def _bound(session: Session, task: Task, reference: parity.Outputs) -> float:
