@@ -243,8 +243,7 @@ def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: 
         return Reason("one-process", have=best["measured"], text=cell_name(best))
     bases = [rival for rival in rivals if rival.cell["is_base"]]
     open_rivals = [rival for rival in rivals if _may_be_better(rival, best, figure)]
-    sides = [best, *(base.cell for base in bases)] if figure in WITH_ENDS else []
-    ends = [tuple(map(side.get, ends_of(figure))) for side in sides]
+    ends = [tuple(map(best.get, ends_of(figure)))] if figure in WITH_ENDS else []
     ends += [(rival.reasons[0].low, rival.reasons[0].high) for rival in (*bases, *open_rivals)]
     if any(is_busy(*pair) for pair in ends):
         return Reason("busy", text=cell_name(best))
@@ -301,13 +300,12 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
     """
     groups = []
     for _, choice in choices(cells):
-        tied = sorted(choice.leaders, key=lambda cell: cell["latency_ms"])
-        limit = (tied[0]["latency_high_ms"] or math.inf) if tied else 0.0
-        uncertain = [loser.cell for loser in choice.losers if _may_be_better(loser, choice.best or {}, choice.figure)]
-        equals = [loser.cell for loser in choice.losers if loser.reasons[0].code == "equivalent"]
-        left_out = [choice.best, *([] if with_equals else equals)]
-        others = [cell for cell in tied if (cell["latency_ms"] <= limit or cell in uncertain) and cell not in left_out]
-        groups.append([cell for cell in (choice.best, *others[: _MOST_CONTENDERS - 1]) if cell])
+        if best := choice.best:
+            limit = min(choice.leaders, key=lambda cell: float(cell["latency_ms"]))["latency_high_ms"] or math.inf
+            tied = [loser for loser in choice.losers if loser.cell in choice.tied]
+            likely = [t for t in tied if t.cell["latency_ms"] <= limit or _may_be_better(t, best, choice.figure)]
+            others = [loser.cell for loser in likely if with_equals or loser.reasons[0].code != "equivalent"]
+            groups.append([best, *others[: _MOST_CONTENDERS - 1]])
     return groups
 
 

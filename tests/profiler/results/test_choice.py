@@ -92,6 +92,7 @@ DISTURBED = [
     for n in (1, 2)
 ]
 AT = "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"
+AGAIN = "--resume a/run --retry --wait-for-idle 10"
 HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
 
@@ -111,7 +112,7 @@ def reaching(low: float, high: float) -> dict[str, Any]:
         ([handmade.row("eager", ms=None, status="waiting")], "latency", "undecided", "unmeasured", "--resume a/run"),
         ([BASE], "latency", "undecided", "only-base", "engines"),
         ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided",
-         "only-base", "--resume a/run --retry --wait-for-idle 10"),
+         "only-base", AGAIN),
         ([BASE, handmade.row("trt", ms=None, status="unsupported")], "memory", "undecided", "only-base", "engines"),
         ([BASE, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided", "only-base", "--resume a/run"),
         ([BASE, handmade.row("ort", ms=None, status="crashed")], "latency", "deploy", None, ""),
@@ -123,12 +124,12 @@ def reaching(low: float, high: float) -> dict[str, Any]:
          "only-base", "engines"),
         ([BASE, handmade.row("ort", ms=1.0, rel_l2_error_high=0.5)], "latency", "deploy", None, ""),
         ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0, warnings=BUSY)], "latency", "undecided", "disturbed",
-         "--resume a/run --retry --wait-for-idle 10"),
+         AGAIN),
         ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0, warnings=BUSY)], "memory", "tie", None, ""),
         ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0)], "latency", "deploy", None, ""),
         # 906 times as fast (3 to 170,581), where 2.5 is true.
         ([*spread("eager", 900.0, 60.0), handmade.row("ort", ms=1.0)], "latency", "undecided", "busy",
-         "--resume a/run --retry --wait-for-idle 10"),
+         AGAIN),
         ([*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12)], "latency", "undecided", "open",
          f"--resume a/run --replicates 5 --only {AT}"),
         # Of both there are as many processes as the command would ask for.
@@ -141,6 +142,13 @@ def reaching(low: float, high: float) -> dict[str, Any]:
          "undecided", "open", f"--resume a/run --replicates 5 --only {AT.replace('eager', 'openvino')}"),
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.05), *spread("openvino", 1.1, 1.05)], "latency", "tie",
          None, ""),
+        # An energy has no interval.
+        ([row | {"energy_mj_per_item": energy} for energy, variant in ((3.0, "ort"), (2.9, "eager"))
+          for row in spread(variant, 1.0, 1.3)], "energy", "deploy", None, ""),
+        # Other work leaves unknown how far the base is behind, or a rival.
+        ([*spread("eager", 9.0, 1.5), *spread("ort", 1.0, 1.5)], "latency", "undecided", "busy", AGAIN),
+        ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.05), *spread("openvino", 1.1, 9.0)], "latency",
+         "undecided", "busy", AGAIN),
         # The base leads by 1.42 over one process, and its own interval spans more.
         ([*spread("eager", 1.0, 1.3), UNKNOWN | {"latency_ms": 1.42}], "latency", "undecided", "open",
          f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}"),
