@@ -21,7 +21,7 @@ from profiler import Choice
 from profiler.errors import ConfigError
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, recommend
-from profiler.recommend.command import conclude, execute, headline, print_answer, read_limits
+from profiler.recommend.command import conclude, execute, headline, print_answer, read_limits, requests
 from profiler.results.choice import Limit, Loser
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import load
@@ -246,6 +246,9 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest():
     assert headline(ask(row("trt", ms=None, reason="no GPU"))) == (
         "Nothing to deploy: no candidate has a figure for latency; trt fp16: not measured: unsupported: no GPU"
     )
+    assert headline(ask(row("ort", ms=3.0, reach=0.9), limits=(Limit("latency_ms", 2.0),))).startswith(
+        "Nothing is known to meet the limits; the nearest is ort fp16: latency seems over "
+    )
     apart = {"rel_l2_error": 0.1, "rel_l2_error_high": 0.2, "worst": "scores, item 3"}
     drawn = {"drawn": "input:0, ids", "model_kind": "onnx"}
     assert headline(ask(row("ort", **apart, **drawn))) == (
@@ -332,6 +335,7 @@ def data(folder: Path, capsys: pytest.CaptureFixture[str]) -> Data:
         ({"only": ["batch_size=16,precision=fp16"]}, "--pass inference and --only: no row of these runs has it"),
         ({"max_latency_ms": ["fast"]}, "--max-latency-ms: 'fast' is no limit; give a number greater than 0, or p"),
         ({"max_error": ["inf"]}, "--max-error: 'inf' is no limit"),
+        ({"max_accuracy_loss": ["0.5"]}, "--max-accuracy-loss: '0.5' is no limit; give a percentage with its sign"),
         ({"pass_": "training", "setting": "optimizer=lion"}, "--setting: unknown 'optimizer=lion'; did you mean"),
     ],
 )  # fmt: skip
@@ -433,6 +437,17 @@ def test_among_several_models_each_has_figures_or_the_reason(tmp_path):
     assert re.search(r"^broken: Nothing to deploy: .* no GPU$", text, re.MULTILINE)
     assert "\nslow and 1 more: Nothing meets the limits; the nearest is ort fp16: latency 3.00 ms (" in text
     assert text.endswith(f" recommend {folder} --model good --max-latency-ms 2\n"), "others have no figure within it"
+    assert order(folder, max_latency_ms=["0.5"])[1].endswith(" --model good --max-latency-ms 0.5\n"), "the nearest has"
+
+
+def test_a_plain_setting_answers_for_a_models_pass():
+    wide = {"setting": "width=8", "shape": "width=8"}
+    others = row("ort", **wide), row("ort", model="wide", **wide), row("ort", model="wide", **TRAINING)
+    results = run(row("ort"), *others)
+    questions = requests(Options(runs=()), results)
+    assert [(question.model, question.setting) for question in questions] == [("net", ""), ("wide", "width=8")]
+    text = on_console(lambda console: conclude(Path("a run"), results, console))
+    assert [name in text for name in ("net, width 8", "wide, width 8", "wide training")] == [False, True, True]
 
 
 def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table():
