@@ -220,7 +220,8 @@ def check_scored(limits: Sequence[Limit], results: pl.DataFrame, models: list[st
         others = lacks.filter(~pl.col("accuracy_loss"))["model"]
         advice = f"; choose others by --model {others[0]}" if len(others) else ""
         refuse_unscored(lacks.filter("accuracy")["model"], LABELS, f"; their rows' warnings may say why{advice}")
-        refuse_unscored(lacks.filter("accuracy_loss", needs_base)["model"], BASE, advice)
+        if needs_base:
+            refuse_unscored(lacks.filter("accuracy_loss")["model"], BASE, advice)
 
 
 def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
@@ -278,7 +279,7 @@ def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[
     console.print()
     print_table(console, overview([(subject, {}, choice) for (subject, _), choice in rows.items()]))
     lost = [(subject, choice) for (subject, _), choice in rows.items() if choice.winner is None]
-    kinds = grouped((choice.doubt.code if choice.doubt else choice.nearest is None, (s, choice)) for s, choice in lost)
+    kinds = grouped(((choice.doubt and choice.doubt.code, choice.nearest is None), (s, choice)) for s, choice in lost)
     for (subject, choice), *others in kinds.values():
         rest = f" and {len(others)} more" if others else ""
         _print_headline(console, choice, _folder(choice, read) if read else runs[0], f"{subject}{rest}: ")
