@@ -332,14 +332,23 @@ def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_case
 
 
 @pytest.mark.parametrize(
-    ("within", "engine", "names"),
-    [(25.0, "eager", ["eager", "b"]), (35.0, "eager", ["eager", *"bc"]), (60.0, "compiled", ["eager", *"bccc"])],
+    ("within", "engine", "planned", "names"),
+    [
+        (25.0, "eager", 1, ["eager", "b"]),
+        (25.0, "eager", 2, ["eager", "b"]),
+        (35.0, "eager", 1, ["eager", *"bc"]),
+        (60.0, "compiled", 1, ["eager", *"bccc"]),
+    ],
 )
-def test_a_rival_comes_before_further_processes_of_a_base_without_any(play, monkeypatch, within, engine, names):
+def test_a_rival_comes_before_further_processes_of_a_base_without_any(
+    play, monkeypatch, within, engine, planned, names
+):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     ms = {"eager": 9.0, "b": 8.0, "c": 1.0}
     rivals = [replace(case(name), engine=engine) for name in "bc"]
-    told = play([case("eager"), *rivals], lambda each: ms[each.variant], within, budget={"repeats": 0})
+    rivals.append(replace(case("d"), unsupported="no GPU"))
+    bases = [replace(case("eager"), replicate=number) for number in range(planned)]
+    told = play([*bases, *rivals], lambda each: ms[each.variant], within, budget={"repeats": 0})
     assert [name.partition("/")[0] for name in told] == names
 
 
