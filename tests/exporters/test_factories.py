@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from exporters.build_model import build
 from exporters.cache import Cache
 from exporters.calls import call
-from exporters.factories import save
+from exporters.factories import called_once, save
 from exporters.inputs import dimensions_of, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 
@@ -156,9 +157,12 @@ def test_data_give_the_inputs_of_a_factory_without_any(tmp_path, name, arrays, i
     found = input_specs(source)
     assert [(spec.name, spec.shape) for spec in found] == [(array, ("batch", 3)) for array in inputs or arrays]
     assert len(call(build(source), found, [torch.ones(2, 3)] * len(found))) == 2
-    np.savez(tmp_path / "d.npz", labels=np.arange(9))
     with pytest.raises(ModelError, match="its inputs are unknown"):
-        input_specs(source)
+        input_specs(replace(source, batch={(inputs or arrays)[0]: 1}))
+    np.savez(tmp_path / "e.npz", labels=np.arange(9))
+    with called_once(), pytest.raises(ModelError, match="its inputs are unknown"):
+        assert input_specs(source) == found
+        input_specs(replace(source, data=str(tmp_path / "e.npz")))
 
 
 @pytest.mark.usefixtures("examples")
