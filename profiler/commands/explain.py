@@ -185,7 +185,7 @@ def answer(explained: Explained, cell: Row, limits: Sequence[Limit]) -> str:
     if explained.count > max(_FEW, _SPREAD * explained.parts):
         lines.append("The error is spread over the graph: fewer parts do not halve it")
     reason = _judged(_cell_of(explained, cell), limits)
-    speed = verdict(factors[1].low, factors[1].high, margin("event" if cell["device"] == "cuda" else "host"))
+    speed = verdict(factors[1].low, factors[1].high, margin(cell["clock"]))
     outcome = f"{some} it {_OUTCOMES.get(reason.code, 'may miss the limit')}: {reason}"
     return "\n".join([*lines, outcome, f"It {_THAN_FP32[speed]}"])
 

@@ -154,12 +154,16 @@ def test_the_graph_is_judged_by_the_limit(error, losses, limits, outcome):
 
 
 @pytest.mark.parametrize(
-    ("whole_ms", "said"), [(3.0, "is faster"), (0.5, "is slower"), (1.5, "is no faster"), (1.55, "is not clearly")]
+    ("whole_ms", "clock", "said"),
+    [
+        *((3.0, "host", "is faster"), (0.5, "host", "is slower"), (1.5, "host", "is no faster")),
+        *((1.55, "host", "is not clearly"), (1.55, "event", "is faster")),
+    ],
 )
-def test_the_graph_is_compared_with_fp32(whole_ms, said):
+def test_the_graph_is_compared_with_fp32(whole_ms, clock, said):
     rounds = tuple((1.0, 1.5 * (1 + number / 1000), whole_ms) for number in range(15))
     explained = Explained(NODES, 1, 54, (1.0, 0.1, 0.0), rounds)
-    assert answer(explained, CELL, []).splitlines()[-1].startswith(f"It {said}")
+    assert answer(explained, CELL | {"clock": clock}, []).splitlines()[-1].startswith(f"It {said}")
 
 
 def test_a_graph_without_int8_is_no_advice_and_the_cores_are_the_runs(run, bad, folder, monkeypatch, capsys):
