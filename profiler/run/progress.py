@@ -34,7 +34,7 @@ class Display(AbstractContextManager["Display", None]):
         self._doing, self._place, self._announced, self._fastest = "", "", "", list[str]()
         self.label = ""
         """Shown before a case instead of its number, such as a comparison's side."""
-        self._ended, self._so_far, self._told = Text(), Text(), set[str]()
+        self._ended, self._so_far, self._failures = Text(), Text(), set[str]()
         self._drawn, self._printed, self._last_text = 0.0, time.monotonic(), ""
 
     def __exit__(self, *_: object) -> None:
@@ -74,9 +74,9 @@ class Display(AbstractContextManager["Display", None]):
         details += "" if counts else ": the earlier measurement was quieter and stays"
         status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
         if not is_ok and not result.phases:  # The model could not be prepared: its first case says why.
-            if details in self._told:
+            if details in self._failures:
                 return
-            self._told.add(details)
+            self._failures.add(details)
         line = Text.assemble(self._place, f"{where} ".lstrip(), status, f"{result.case_id}  ", (details, "dim"))
         if self._live is None or not is_ok:  # Failures stay on the screen.
             self._print(line)
