@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import polars as pl
 import psutil
 from rich.console import Console
-from rich.text import Text
 
 from engines.options import DEVICES
 from exporters.errors import sentence
@@ -49,6 +48,7 @@ from profiler.run.runner import Runner
 from profiler.run.search import trials_of
 from profiler.run.summary import print_results
 from profiler.tables.numbers import counted, duration
+from profiler.tables.writers import say
 
 _MOST_LOST = 2
 """A part is given up once its program or node has ended this often."""
@@ -122,9 +122,9 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         results = _write(sides, console)
     if ended:
         raise ConfigError(f"--ray {address}: {ended}; {run.going_on(options, whole.path)}")
-    console.print(Text(f"\nTook {duration(time.monotonic() - started)}\n\nResults: {whole.path}"), soft_wrap=True)
+    say(console, f"\nTook {duration(time.monotonic() - started)}\n\nResults: {whole.path}")
     if interrupted:
-        console.print(Text(f"Interrupted; {run.going_on(options, whole.path)}"), soft_wrap=True)
+        say(console, f"Interrupted; {run.going_on(options, whole.path)}")
         return 130
     if not results.is_empty():
         if not options.no_report:

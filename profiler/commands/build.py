@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
@@ -36,6 +35,7 @@ from profiler.run.model_job import named_entry, numbers
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import Display
 from profiler.tables.numbers import decimals
+from profiler.tables.writers import say
 from profiler.worker.task import Prepared
 
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a job's model can have `calibration`"
@@ -67,10 +67,10 @@ def execute(options: Options, console: Console) -> int:
             tick = partial(display.doing, f"build: {task.name}", number, len(tasks))
             outcomes.append(_build(task, prepared[task.case.subject], gpu, logs, tick))
     for task, outcome in zip(tasks, outcomes, strict=True):
-        console.print(Text(f"{task.name}: {_described(task, outcome)}"), soft_wrap=True)
+        say(console, f"{task.name}: {_described(task, outcome)}")
     if all(outcome.status == "ok" for outcome in outcomes):
         return 0
-    console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
+    say(console, f"The library's output is in {logs}")
     return 1
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
-from rich.text import Text
 
 from engines.catalog import ENGINES, PRESETS, Preset, foreign_hardware
 from engines.requirements import missing
@@ -30,7 +29,7 @@ from profiler.run.measure import run_job
 from profiler.run.watch import other_work
 from profiler.tables.numbers import grouped, milliseconds, times
 from profiler.tables.table import Section, name, of_rows, prose
-from profiler.tables.writers import print_section
+from profiler.tables.writers import print_section, say
 
 Ran = tuple[Case, Result]
 Usual = Mapping[tuple[str, str], float | None]
@@ -67,7 +66,7 @@ def execute(options: Options, console: Console) -> int:
         verdict = f"Does not work: {', '.join(failed)}" if failed else "Everything installed works"
         report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder"
         place = f"all findings and logs are in {run.path}" if options.output else report
-        console.print(Text(f"{verdict}; {place}"), soft_wrap=True)
+        say(console, f"{verdict}; {place}")
     return 130 if interrupted else int(bool(failed))
 
 

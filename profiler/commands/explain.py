@@ -11,7 +11,6 @@ from pathlib import Path
 
 import polars as pl
 from rich.console import Console
-from rich.text import Text
 
 from engines.catalog import ENGINES, engine_row
 from engines.options import Device
@@ -40,7 +39,7 @@ from profiler.run.progress import Display
 from profiler.stats.intervals import Verdict, margin, rounds_interval, verdict
 from profiler.tables.numbers import BUSY, counted, error, points, relative
 from profiler.tables.table import of_rows, words
-from profiler.tables.writers import print_table
+from profiler.tables.writers import print_table, say
 from profiler.worker.bisection import Explained
 from profiler.worker.task import Task, graph_of
 
@@ -74,7 +73,7 @@ def execute(options: Options, console: Console) -> int:
     reason, name = _judged(cell, limits), f"{case.model}, {case.variant} {case.precision}"
     if cell["status"] == "ok" and reason.code == "within":
         advice = f"A lower {LIMITED_BY[reason.figure]} explains it."
-        console.print(Text(f"Nothing to explain in {name}: {reason}.\n{advice}"), soft_wrap=True)
+        say(console, f"Nothing to explain in {name}: {reason}.\n{advice}")
         return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
     path.parent.mkdir(exist_ok=True)
@@ -83,16 +82,16 @@ def execute(options: Options, console: Console) -> int:
         outcome = _explain(case, folders, path, console)
     if outcome.status != "ok":
         log = f" (log: {outcome.log})" if outcome.log else ""
-        console.print(Text(f"{case.id}: {outcome.status}: {outcome.reason}{log}"))
+        say(console, f"{case.id}: {outcome.status}: {outcome.reason}{log}")
         return 1
-    console.print(Text(f"\n{name}: {answer(outcome.value, cell, limits)}\n"))
+    say(console, f"\n{name}: {answer(outcome.value, cell, limits)}\n")
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
         use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
         if is_float32(path):
             path.unlink()
             use = f"\nNothing in {case.precision} is left: deploy it in fp32"
-        console.print(Text(use), soft_wrap=True)
+        say(console, use)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import PASSES, PRECISIONS, Device
@@ -20,7 +19,7 @@ from profiler.options import Cache, Engines, Models, Suites
 from profiler.published.studies import STUDIES
 from profiler.tables.numbers import counted, decimals, duration, each, whole
 from profiler.tables.table import figure, name, of_rows, prose, words
-from profiler.tables.writers import print_table
+from profiler.tables.writers import print_table, say
 
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
@@ -101,5 +100,5 @@ def cache(options: Cache, console: Console) -> int:
     gib, most_gib = (decimals(size / 2**30, 2) for size in sizes)
     total = f"{counted(len(artifacts), 'artifact')}, {gib} GiB"
     limit = f"a run leaves at most {most_gib} GiB there (PROFILER_CACHE_GIB)"
-    console.print(Text(f"{total} {relation} {default_root()} (PROFILER_CACHE); {limit}"), soft_wrap=True)
+    say(console, f"{total} {relation} {default_root()} (PROFILER_CACHE); {limit}")
     return 0

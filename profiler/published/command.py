@@ -25,7 +25,7 @@ from profiler.published.times import NOT_MEASURED
 from profiler.results.reading import read_results, read_runs
 from profiler.tables.numbers import grouped, listed, natural
 from profiler.tables.table import Section, Table
-from profiler.tables.writers import MARK, escape_markdown, markdown_section, print_section, slug
+from profiler.tables.writers import MARK, escape_markdown, markdown_section, print_section, say, slug
 
 _LEAD = (
     f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time per image of a column, "
@@ -65,9 +65,9 @@ def submit(options: SubmitSuites, console: Console) -> int:
     for target, runs in by_target.items():
         # Publish no job: the suite has it.
         write_run(target, clean([replace(run, job="") for run in runs]))
-        console.print(Text(f"Written: {target}"), soft_wrap=True)
+        say(console, f"Written: {target}")
     write_pages(options.into)
-    console.print(Text(f"Pages: {options.into / 'README.md'}"), soft_wrap=True)
+    say(console, f"Pages: {options.into / 'README.md'}")
     return 0
 
 

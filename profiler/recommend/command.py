@@ -41,7 +41,7 @@ from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
 from profiler.tables.numbers import UNITS, error, grouped, is_busy, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
-from profiler.tables.writers import print_section, print_table
+from profiler.tables.writers import print_section, print_table, say
 
 FORMATS = ("text", "json")
 NOTHING_FITS, UNDECIDED = 3, 4
@@ -269,7 +269,7 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
             _print_export(console, request, choice, runs)
     request = next((request for request, choice in answers if choice.best or choice.nearest), answers[0][0])
     again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()])}"
-    console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
+    say(console, f"\nWhy not the others: {again}", "dim")
 
 
 def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
@@ -297,7 +297,7 @@ def _print_headline(console: Console, choice: Choice, folder: str, subject: str 
     for line in filter(None, (comparison(choice), kept_out(choice))):
         console.print(Text(line))
     if command := settling(choice, folder):
-        console.print(Text(f"Next: {command}"), soft_wrap=True)
+        say(console, f"Next: {command}")
 
 
 def _can_export(answer: Answer) -> bool:
@@ -308,7 +308,7 @@ def _can_export(answer: Answer) -> bool:
 def _print_export(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
     if _can_export((request, choice)):
         command = shlex.join([*runs, *request.words(), "--export", "deploy/"])
-        console.print(Text(f"Export: {PROGRAM} recommend {command}"), soft_wrap=True)
+        say(console, f"Export: {PROGRAM} recommend {command}")
     elif choice.winner is not None and choice.winner["pass"] == "inference":
         console.print(Text(NO_EXPORT.format(choice.winner["engine"])))
 
