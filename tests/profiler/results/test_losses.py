@@ -18,11 +18,13 @@ from profiler.results.losses import with_losses
         ({"rel_l2_error_high": 0.0}, 0.0039),  # Classes alone, whose equality does not show how near they are.
     ],
 )
-def test_a_small_error_narrows_a_loss_unless_outputs_are_classes(more: dict[str, Any], high: float):
-    base, ours = handmade.row("eager"), handmade.row("ort", **more)
-    scores = {base["case_id"]: [1.0] * 1000 + [0.0], ours["case_id"]: [1.0] * 1000}
-    rows = with_losses(handmade.frame([base, ours]), scores).to_dicts()
+@pytest.mark.parametrize("further", [{"eager": [0.0]}, {"ort": [0.0]}])  # Items that only one side scored.
+def test_a_small_error_narrows_a_loss_unless_outputs_are_classes(more: dict[str, Any], high: float, further: Any):
+    both = handmade.row("eager"), handmade.row("ort", **more)
+    scores = {row["case_id"]: [1.0] * 1000 + further.get(row["variant"], []) for row in both}
+    rows = with_losses(handmade.frame(both), scores).to_dicts()
     assert [row["accuracy_loss"] for row in rows] == [0, 0]
+    assert rows[0]["accuracy_loss_high"] == 0, "a base loses nothing"
     assert rows[1]["accuracy_loss_high"] == pytest.approx(high, rel=0.05)
 
 

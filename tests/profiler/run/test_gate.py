@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -108,10 +109,31 @@ def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
         return SimpleNamespace(runner=SimpleNamespace(display=SimpleNamespace()), results=results)
 
     begun = cell()
-    _add_round(begun, 0, side(1.0, kind="disturbed"), side(2.0))
+    _add_round(begun, 0, side(1.0), side(2.0, kind="disturbed"))
     assert (begun.logs, begun.disturbed) == ([math.log(0.5)], 1)
     _add_round(begun, 1, side(1.0), side(None))
     assert len(begun.logs) == begun.disturbed == 1 and begun.problem is None
+    _add_round(begun, 2, side(1.0), side(2.0))
+    assert (len(begun.logs), begun.disturbed) == (2, 1)
+
+
+def test_no_round_is_started_that_cannot_end_in_time(monkeypatch):
+    seconds, supervisor = [0.0], SimpleNamespace(watcher=None, quiet=None, holders=SimpleNamespace(give_up=list))
+    runner: Any = SimpleNamespace(
+        supervised=lambda: contextlib.nullcontext(supervisor),
+        prepare=lambda *_: None,
+        is_over=lambda more=0.0: seconds[0] + more > 17,
+    )
+
+    def take_four(*_: Any) -> None:
+        seconds[0] += 4
+
+    for name, fake in {"begin": lambda _: None, "Supervisor": lambda *_: None, "_add_round": take_four}.items():
+        monkeypatch.setattr(gate, name, fake)
+    monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    cells = [cell(), cell(), cell()]
+    gate._measure(runner, runner, cells, 0.05, "old")
+    assert [one.seconds for one in cells] == [8.0, 4.0, 4.0]
 
 
 def test_a_gate_judges_outputs_without_labels():
