@@ -198,8 +198,8 @@ def choose(
             doubt = Reason("skipped", skipped)
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
     against_best = zip(fit, _against(fit, fit[0], figure), strict=True)
-    tied = [row for row, reason in against_best if reason.code != "worse"]
-    near = [row for row in tied if _distance(row, fit[0], figure) < _NEAR]
+    tied = [(row, reason.value or 1.0) for row, reason in against_best if reason.code != "worse"]
+    near = [row for row, factor in tied if factor < 1 + _NEAR]
     # A narrow interval may prove a cell better although both tie with the best.
     unbeaten = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
     soon = min(_start(row)[0] for row in unbeaten) + _NEAR_SECONDS
@@ -219,7 +219,7 @@ def choose(
         limits=limits,
         best=best,
         doubt=_doubt(best, rivals, judged, figure),
-        tied=tuple(row for row in tied if row is not best),
+        tied=tuple(row for row, _ in tied if row is not best),
         runner_up=runner_up.cell if runner_up else None,
         margin=runner_up.reasons[0] if runner_up else None,
         losers=(*beaten, *barred),
@@ -328,11 +328,6 @@ def _barred(row: Row, figure: str, limits: Sequence[Limit], allow_uncalibrated: 
     missed = [limit.missed(row) for limit in limits]
     barred = [Reason("uncalibrated")] if is_uncalibrated(row) and not allow_uncalibrated else []
     return tuple(reason for reason in (*barred, *missed) if reason is not None)
-
-
-def _distance(row: Row, best: Row, figure: str) -> float:
-    """Return the distance of two figures on the log scale."""
-    return abs(math.log(max(row[figure], 1e-300) / max(best[figure], 1e-300)))
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
