@@ -104,11 +104,9 @@ def settling(choice: Choice, folder: str) -> str | None:
             return None
         case Reason(code="only-base", value=0):
             return f"{PROGRAM} engines"
-        case Reason(code="unmeasured"):
-            return resuming(Path(folder))
         case Reason(code="skipped"):
             return f"{resuming(Path(folder))} --all"
-        case Reason(code="only-base"):
+        case Reason(code="unmeasured" | "only-base"):
             is_disturbed = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_disturbed}"
         case Reason(code="open" | "one-process"):
