@@ -194,7 +194,7 @@ def execute(options: Options, console: Console) -> int:
     if interrupted:
         return 130
     verdicts = [cell.is_slower(limit) for cell in cells]
-    undecided = [c for c, verdict in zip(cells, verdicts, strict=True) if c.problem is None and verdict is None]
+    undecided = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]
     needs = grouped(cell.need(limit, can_wait=options.wait_for_idle is None) for cell in undecided)
     for code, amounts in needs.items():
         why, option = _ADVICE[code]
