@@ -163,7 +163,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "only-base": _only_base,
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by an unknown factor: other work made an interval too wide",
-    "open": lambda reason: f"{reason.text} leads, but {reason.rival} may be better: {_worse(reason)}, not told apart",
+    "open": lambda reason: f"{reason.text} leads, but {reason.rival}, {_worse(reason)}, may be better",
     "one-process": _one_process,
     "not-measured": lambda reason: f"not measured: {reason.text}",
 }
