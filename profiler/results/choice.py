@@ -126,10 +126,10 @@ class Loser:
 class Choice:
     """The best among cells, and why each other cell is not.
 
-    The best is the winner unless `doubt` says why that is unknown yet. `tied` are the cells not proven worse, best
-    first. `runner_up` is the best other cell of the same batch and setting, and `margin` says how many times worse it
-    is. `losers` are all other cells, best first. If nothing meets the limits, `nearest` misses its worst limit by the
-    smallest share.
+    The best is the winner unless `doubt` says why that is unknown yet. `tied` are the cells that are not proven worse
+    and whose factor is known, best first. `runner_up` is the best other cell of the same batch and setting, and
+    `margin` says how many times worse it is. `losers` are all other cells, best first. If nothing meets the limits,
+    `nearest` misses its worst limit by the smallest share.
     """
 
     figure: str
@@ -214,12 +214,13 @@ def choose(
     beaten = [Loser(row, (reason,)) for row, reason in against_best if row is not best]
     rivals = [loser for loser in beaten if all(loser.cell[key] == best[key] for key in _PLACE)]
     runner_up = next(iter(rivals), None)
+    unknown = [loser.cell for loser in beaten if loser.reasons[0].is_busy]
     return Choice(
         figure=figure,
         limits=limits,
         best=best,
         doubt=_doubt(best, rivals, judged, figure),
-        tied=tuple(row for row, _ in tied if row is not best),
+        tied=tuple(row for row, _ in tied if row is not best and row not in unknown),
         runner_up=runner_up.cell if runner_up else None,
         margin=runner_up.reasons[0] if runner_up else None,
         losers=(*beaten, *barred),
@@ -302,8 +303,8 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
     for _, choice in choices(cells):
         if best := choice.best:
             limit = min(choice.leaders, key=lambda cell: float(cell["latency_ms"]))["latency_high_ms"] or math.inf
-            tied = [loser for loser in choice.losers if loser.cell in choice.tied]
-            likely = [t for t in tied if t.cell["latency_ms"] <= limit or _may_be_better(t, best, choice.figure)]
+            near = [cell for cell in choice.tied if cell["latency_ms"] <= limit]
+            likely = [t for t in choice.losers if t.cell in near or _may_be_better(t, best, choice.figure)]
             others = [loser.cell for loser in likely if with_equals or loser.reasons[0].code != "equivalent"]
             groups.append([best, *others[: _MOST_CONTENDERS - 1]])
     return groups

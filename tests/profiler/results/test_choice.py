@@ -188,6 +188,17 @@ def test_nothing_is_recommended_without_ground(rows, objective, status, code, co
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 
 
+@pytest.mark.parametrize(("reach", "names"), [(1.1, ["openvino"]), (60.0, [])])
+def test_a_figure_that_other_work_hides_at_another_batch_ties_with_nothing(reach, names):
+    further = [
+        {**row, "batch_size": 8, "throughput": 8e3 / row["latency_ms"]} for row in spread("openvino", 8.2, reach)
+    ]
+    found = choose(
+        cells(handmade.frame([*spread("eager", 9.0, 1.1), *spread("ort", 1.0, 1.1), *further])), "throughput"
+    )
+    assert found.winner and [cell["variant"] for cell in found.tied] == names
+
+
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
