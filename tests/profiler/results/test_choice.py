@@ -101,7 +101,8 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
 
 
 def reaching(low: float, high: float) -> dict[str, Any]:
-    return handmade.row("eager", latency_low_ms=low, latency_high_ms=high)
+    rates = {"throughput_low": 1000 / high, "throughput_high": 1000 / low}
+    return handmade.row("eager", latency_low_ms=low, latency_high_ms=high, **rates)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +155,11 @@ def reaching(low: float, high: float) -> dict[str, Any]:
          f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}"),
         ([*spread("eager", 1.0, 1.3), UNKNOWN | {"latency_ms": 9.0}], "latency", "deploy", None, ""),
         # Only the worse end of the best's interval makes a rival better.
-        ([reaching(1.0, 1.5), UNKNOWN | {"latency_ms": 1.06}], "latency", "undecided", "open",
-         f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}"),
-        ([reaching(0.7, 1.0), UNKNOWN | {"latency_ms": 1.06}], "latency", "tie", None, ""),
+        *(([reaching(1.0, 1.5), UNKNOWN | {"latency_ms": 1.06, "throughput": 943.0}], aim, "undecided", "open",
+           f"--resume a/run --replicates 5 --only {AT.replace('ort,eager', 'eager,ort')}")
+          for aim in ("latency", "throughput")),
+        *(([reaching(0.7, 1.0), UNKNOWN | {"latency_ms": 1.06, "throughput": 943.0}], aim, "tie", None, "")
+          for aim in ("latency", "throughput")),
         # Without a base or a runner-up the best is measured alone.
         ([UNKNOWN, handmade.row("trt", ms=None)], "latency", "undecided", "one-process",
          f"--resume a/run --replicates 5 --only {AT.replace(',eager', '')}"),
