@@ -104,7 +104,7 @@ def _first_items(source: ModelSource) -> list[Any]:
     if source.library or source.input_shape or source.batch or Path(source.data or "").suffix != ".npz":
         return []
     with source.failing(f"reading {source.data}", "save arrays by numpy.savez"), np.load(str(source.data)) as file:
-        # Two: a lazy batch norm trains on no single item. A copy: a view would hold the whole array.
+        # A lazy batch norm fails on one item; a view instead of a copy would hold the whole array.
         arrays = {name: torch.tensor(file[name][:2]) for name in file.files if name != LABELS}
     return [arrays if len(arrays) > 1 else tuple(arrays.values())] if arrays else []
 
