@@ -82,7 +82,7 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     rows = rows.with_columns(arms, usable=QUIET | (OK & ~QUIET.any().over(keys)))
     is_confirming = pl.col("confirming").fill_null(value=False)
     confirms = _USABLE & is_confirming
-    group = [name for name in keys if name not in ("variant", "precision")]
+    group = _group(by)
     rows = rows.with_columns(counts=confirms | (_USABLE & ~confirms.any().over(keys)))
     kinds = kind_of_warning(pl.col("warnings").filter(_COUNTS).explode().drop_nulls())
     merged = rows.group_by(keys, maintain_order=True).agg(
@@ -281,11 +281,16 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
     return [pl.when(is_known).then(pl.Series(np.exp(values)).fill_nan(None)).alias(end) for end, values in ends]
 
 
+def _group(by: Sequence[str]) -> list[str]:
+    """Return the columns that cells with one base share."""
+    return list(dict.fromkeys([*(name for name in by if name not in _NOT_OF_BASES), *GROUP]))
+
+
 def _against_bases(merged: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     is_base = pl.col("is_base").fill_null(value=False)
-    keys = list(dict.fromkeys([*(name for name in by if name not in _NOT_OF_BASES), *GROUP]))
-    bases = merged.filter(is_base, OK).unique(keys, keep="first", maintain_order=True)
-    both = merged.join(bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
+    group = _group(by)
+    bases = merged.filter(is_base, OK).unique(group, keep="first", maintain_order=True)
+    both = merged.join(bases, on=group, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
     both = both.hstack(compared(both))
     has_base, base = pl.col("factor").is_not_null(), pl.concat_str("variant_base", "precision_base", separator=" ")
     return both.with_columns(

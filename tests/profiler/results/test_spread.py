@@ -118,10 +118,13 @@ def test_several_that_are_confirmed_share_a_level():
     def rows(variant: str) -> list[dict[str, Any]]:
         return [process(n, ms, variant, confirming=n > 0) for n, ms in enumerate((1.0, 1.01, 1.02, 1.03))]
 
-    alone, *three = (
-        cells(handmade.frame([row for name in of for row in rows(name)])) for of in (["a"], ["a", "b", "c"])
+    alone, three = (
+        handmade.frame([row | {"options": name} for name in of for row in rows(name)])
+        for of in (["a"], ["a", "b", "c"])
     )
-    assert three[0]["latency_high_ms"][0] > alone["latency_high_ms"][0]
+    high = cells(three)["latency_high_ms"][0]
+    assert high > cells(alone)["latency_high_ms"][0]
+    assert cells(three, ["options"])["latency_high_ms"][0] == high, "rivals differ in options and versions"
 
 
 @pytest.mark.parametrize("damaged", ["", "{", '{"x": 1}'])
