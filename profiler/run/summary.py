@@ -204,8 +204,9 @@ def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, p
     """Explain the ranges, count rough figures, and say how to narrow wide ranges."""
     factors = [choice.best for choice in printed if choice.best and choice.best["factor"]]
     lines = [_RANGES]
-    if scored := cells["accuracy_items"].drop_nulls().to_list():
-        lines.append(f"Accuracy: of {max(scored):,} scored items of the data; others calibrate int8.")
+    if scored := cells["accuracy_items"].drop_nulls().unique().sort().to_list():
+        items = "–".join(f"{number:,}" for number in dict.fromkeys((scored[0], scored[-1])))
+        lines.append(f"Accuracy: of {items} scored items of the data; others calibrate int8.")
     rows = results.filter(OK).select("model", "warnings").iter_rows()
     warnings = ((model, Warning.parse(text)) for model, texts in rows for text in texts or ())
     lines += dict.fromkeys(_NOTES[w.kind].format(model, w.text) for model, w in warnings if w.kind in _NOTES)

@@ -261,6 +261,12 @@ def test_no_figure_of_a_busy_row_is_printed():
         assert quiet.startswith("1") and busy == "busy"
 
 
+def test_the_note_on_accuracy_has_the_scored_items_of_all_models():
+    rows = [row("eager", model=f"m{items}", accuracy=0.9, accuracy_items=items) for items in (58, 1180, 100)]
+    assert "Accuracy: of 58–1,180 scored items" in printed(*rows)
+    assert "Accuracy: of 58 scored items" in printed(rows[0])
+
+
 def test_data_that_give_no_accuracy_are_told_once():
     for warning, note in (
         ("no-accuracy: no output holds items", "No accuracy of net: no output holds items."),
