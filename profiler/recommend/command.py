@@ -344,7 +344,8 @@ def comparison(choice: Choice) -> str:
         return ""
     if choice.tied:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
-        advice = f"; --replicates {ENOUGH} may part them" if choice.winner["measured"] < ENOUGH else ""
+        is_open = choice.figure in WITH_ENDS and choice.winner["measured"] < ENOUGH
+        advice = f"; --replicates {ENOUGH} may part them" * is_open
         is_best = not _is_better(choice.tied[0], choice.winner, choice.figure)
         return f"A tie of {len(cells)}: {_listed_names(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
     if choice.runner_up is not None:

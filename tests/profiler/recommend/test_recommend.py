@@ -406,6 +406,8 @@ def test_exit_codes_and_the_next_commands(folder, data):
     ):
         tie = written(folder.parent / f"tie-{starts}", run(row("ort", reach=0.03, load_s=starts), *others))
         assert told in " ".join(order(tie, model="net")[1].split())
+    told = order(tie, model="net", objective="memory")[1]
+    assert "A tie of 3" in told and "--replicates" not in told, "figures without intervals stay as near"
     busy = [row("ort", reach=0.03, replicate=n, warnings=["disturbed: other work"] * (n > 0)) for n in range(3)]
     again = [{**each, "run_id": "again"} for each in busy]
     told = order(written(folder.parent / "busy", run(*busy, *again, *others)), model="net")[1]
