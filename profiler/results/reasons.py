@@ -20,7 +20,7 @@ COMPARATIVES = {
 """Map an objective's figure to the words for worse and better."""
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
-    "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
+    "energy_mj_per_item": "no energy was measured; that takes a GPU and `energy: true` in the job",
     "accuracy_loss": "no accuracy: it takes --data with labels, and a warning of the row may say more",
 }
 

@@ -179,6 +179,11 @@ def test_each_objective_has_its_own_best(objective, batch):
     assert (len(answer.losers) == 1) == (objective == "latency"), "of single calls the smallest batch that will do"
 
 
+def test_a_figure_that_was_not_measured_says_what_it_takes():
+    told = headline(ask(row("ort", device="cpu"), objective="energy"))
+    assert told.endswith("no energy was measured; that takes a GPU and `energy: true` in the job")
+
+
 def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_differ():
     runs = [row("ort", ms=ms, run_id=f"run{n}", torch_version="2.11") for n, ms in enumerate((1.0, 1.2, 1.1))]
     bases = [row("eager", "fp32", 4.0, run_id=r["run_id"], torch_version="2.11", is_base=True) for r in runs]
