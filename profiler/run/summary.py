@@ -78,7 +78,8 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     if runnable:
         text += f", in about {duration(sum(seconds[id_] for id_ in runnable))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
-    say(console, f"{text}. No module was loaded: inputs that only code knows are unchecked.")
+    unloaded = "No module was loaded: inputs that only code knows are unchecked."
+    say(console, ". ".join([text, unloaded] if any(case.source.factory for case in cases) else [text]))
     for line in _scoring([case for case in cases if case.id in runnable]):
         say(console, line)
     return 2 if mistakes or not runnable else 0

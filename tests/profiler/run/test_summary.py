@@ -225,6 +225,12 @@ def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path):
     assert planned([CASE])[0] == 0
 
 
+def test_the_plan_names_unchecked_inputs_only_of_models_that_are_code():
+    factory = replace(CASE, source=ModelSource("f", factory="no:code", input_shape=(3,)))
+    told = [" ".join(planned([CASE, *more])[1]) for more in ([], [factory])]
+    assert ["No module was loaded" in text for text in told] == [False, True]
+
+
 @pytest.mark.parametrize(
     "source", [ModelSource("alexnet"), ModelSource("f", factory="no:code", input_shape=(3,)), ModelSource("resnet18")]
 )
