@@ -12,7 +12,7 @@ from profiler.results.cells import Row, cells
 from profiler.results.choice import Choice, Limit, choose
 from profiler.results.columns import COLUMNS, DERIVED, FIGURES, LIMITED_BY, Group, columns, names
 from profiler.results.reading import chosen
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import JUDGED, ends_of
 
 BY = ("machine", "device", *names(Group.VERSIONS), "options", "calibrated")
 """Rows of one configuration that agree in these columns are replicates, in one run or several."""
@@ -23,7 +23,7 @@ _FIGURES += [figure for figure in (*OBJECTIVES.values(), *DERIVED, "factor") if 
 _STATED = (
     *("name", "engine", "variant", "precision", "calibrated", "batch_size", "setting", "machine", "device", "gpu"),
     *(*names(Group.VERSIONS), "run_ids", "case_ids", "processes", "failures"),
-    *(name for figure in _FIGURES for name in (figure, *(ends_of(figure) if figure in WITH_ENDS else ()))),
+    *(name for figure in _FIGURES for name in (figure, *(ends_of(figure) if figure in JUDGED else ()))),
     *("accuracy", "accuracy_items", "accuracy_loss", *ends_of("accuracy_loss")),
     *("factor_low", "factor_high", "base", "verdict", "footnotes"),
 )

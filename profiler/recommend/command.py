@@ -34,7 +34,7 @@ from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import Reason, amount, bound, noun
-from profiler.results.result import RANGED, WITH_ENDS, ends_of
+from profiler.results.result import JUDGED, RANGED, ends_of
 from profiler.results.warning_kinds import DISTURBED, meaning
 from profiler.run.command import BASE, LABELS, refuse_unscored
 from profiler.run.command import execute as run_job
@@ -344,7 +344,7 @@ def comparison(choice: Choice) -> str:
         return ""
     if choice.tied:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
-        is_open = choice.figure in WITH_ENDS and choice.winner["measured"] < ENOUGH
+        is_open = choice.figure in JUDGED and choice.winner["measured"] < ENOUGH
         advice = f"; --replicates {ENOUGH} may part them" * is_open
         is_best = not _is_better(choice.tied[0], choice.winner, choice.figure)
         return f"A tie of {len(cells)}: {_listed_names(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
@@ -413,7 +413,7 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
 
 
 def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
-    low, high = (cell[end] for end in ends_of(name)) if name in RANGED else (None, None)
+    low, high = (cell[end] for end in ends_of(name)) if name in (*JUDGED, *RANGED) else (None, None)
     return cell[name], low, high
 
 
@@ -431,7 +431,7 @@ def _sections(choice: Choice) -> list[Section]:
     losers = [loser for loser in choice.losers if loser.reasons[0].code != "not-measured"]
     values = [(loser.cell["name"], *_ends(loser.cell, choice.figure), _why(loser)) for loser in losers]
     frame = pl.DataFrame(values, ["name", "value", "low", "high", "why"], orient="row")
-    ends = ("low", "high") if choice.figure in WITH_ENDS else ()
+    ends = ("low", "high") if choice.figure in JUDGED else ()
     figures = figure(column.heading, ("value", *ends), ranges, unit=UNITS[column.unit][0])
     unmeasured = grouped((loser.reasons[0].text, loser.cell) for loser in choice.losers if loser not in losers)
     fields = [prose("Candidates", "names"), prose("Why", "why")]

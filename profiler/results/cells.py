@@ -16,7 +16,7 @@ import polars as pl
 
 from engines.catalog import ENGINES
 from profiler.results.columns import COLUMNS, DERIVED, FACTOR, RESULTS, kind_of_warning, parts, prices
-from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.result import JUDGED, WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import intervals
 from profiler.stats.intervals import Processes, processes_beyond, ratio_interval, spread_reach, verdict
@@ -57,12 +57,12 @@ CELLS: dict[str, pl.DataType] = {
     **dict.fromkeys(("processes", "measured", "failures"), pl.Int64()),
     **dict.fromkeys(("run_ids", "case_ids", "footnotes"), pl.List(pl.String())),
     "base": pl.String(),
-    **dict.fromkeys(FACTOR, pl.Float64()),
+    **dict.fromkeys((*FACTOR, *ends_of("usd_per_million_items")), pl.Float64()),
     "verdict": pl.String(),
     "latency_degrees": pl.Float64(),
 }
 """Columns of `cells`: a row's, merged; the numbers of processes that count, gave figures and failed; the kinds of their
-warnings; the factor over the base and its verdict; the degrees of freedom of the latency's interval."""
+warnings; the factor over the base and its verdict; the cost's ends; the latency interval's degrees of freedom."""
 
 
 def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",)) -> pl.DataFrame:
@@ -104,6 +104,10 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
         pl.col("latency_low_ms").clip(DEVICE_BOUND * device),
         # Not the median of prices, which may be of another process than the median rate.
         **prices(pl.col("throughput"), pl.col("usd_per_hour")),
+        **{
+            end: prices(pl.col(of), pl.col("usd_per_hour"))["usd_per_million_items"]
+            for end, of in zip(ends_of("usd_per_million_items"), reversed(ends_of("throughput")), strict=True)
+        },
         latency_degrees=pl.col("latency_spread_free").fill_null(0.0) + pl.col("latency_ms usable") - 1,
     )
     return _against_bases(merged, by).select(*by, *(name for name in CELLS if name not in by))
@@ -116,7 +120,7 @@ def compared(both: pl.DataFrame, base: str = "_base", side: str = "", figure: st
     lacks the figure. It has neither interval nor verdict if either lacks an interval, unless the other's interval is
     already too wide.
     """
-    ends = ends_of(figure) if figure in WITH_ENDS else (figure, figure)
+    ends = ends_of(figure) if figure in JUDGED else (figure, figure)
 
     def values(suffix: str) -> tuple[Any, Any, Any]:
         middle, low, high = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, *ends))

@@ -24,7 +24,7 @@ from profiler.results.cells import FAULTS, GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.losses import telling_error
 from profiler.results.reasons import Reason
-from profiler.results.result import RANGED, WITH_ENDS, ends_of
+from profiler.results.result import JUDGED, RANGED, ends_of
 from profiler.results.warning_kinds import DISTURBED, HOST_BOUND
 from profiler.stats.intervals import Verdict, items_needed, margin, verdict
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -240,11 +240,11 @@ def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: 
         return None
     if 2 * sum(DISTURBED in cell["footnotes"] for cell in measured) > len(measured):
         return Reason("disturbed", text=cell_name(best))
-    if figure in WITH_ENDS and best[ends_of(figure)[0]] is None:
+    if figure in JUDGED and best[ends_of(figure)[0]] is None:
         return Reason("one-process", have=best["measured"], text=cell_name(best))
     bases = [rival for rival in rivals if rival.cell["is_base"]]
     open_rivals = [rival for rival in rivals if _may_be_better(rival, best, figure)]
-    ends = [tuple(map(best.get, ends_of(figure)))] if figure in WITH_ENDS else []
+    ends = [tuple(map(best.get, ends_of(figure)))] if figure in JUDGED else []
     ends += [(rival.reasons[0].low, rival.reasons[0].high) for rival in (*bases, *open_rivals)]
     if any(is_busy(*pair) for pair in ends):
         return Reason("busy", text=cell_name(best))
@@ -336,7 +336,7 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
 
     Without an interval, only a difference of several margins counts, from the other side's interval if it has one.
     """
-    ends = ends_of(figure) if figure in WITH_ENDS else ()
+    ends = ends_of(figure) if figure in JUDGED else ()
     names = [figure, *ends, "clock"]
     sides = {"": rows, "_best": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})

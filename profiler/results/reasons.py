@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from profiler.results.columns import FIGURES
-from profiler.results.result import RANGED, WITH_ENDS
+from profiler.results.result import JUDGED, RANGED
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
@@ -50,7 +50,7 @@ class Reason:
     @property
     def is_busy(self) -> bool:
         """True if a timed figure's interval is too wide; a loss may be negative, so its ends have no ratio."""
-        return self.figure in WITH_ENDS and numbers.is_busy(self.low, self.high)
+        return self.figure in JUDGED and numbers.is_busy(self.low, self.high)
 
     def __str__(self) -> str:
         return _TEMPLATES[self.code](self)
@@ -67,7 +67,7 @@ def amount(figure: str, value: float, *ends: float | None) -> str:
 
 def _known(figure: str, ends: Sequence[float | None]) -> Sequence[float | None]:
     """Return the ends if the figure has an interval."""
-    return ends if figure in RANGED else ()
+    return ends if figure in (*JUDGED, *RANGED) else ()
 
 
 def noun(figure: str) -> str:

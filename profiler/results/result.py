@@ -25,6 +25,8 @@ PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_m
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
 """Figures that have a 95 % interval."""
+JUDGED = (*WITH_ENDS, "usd_per_million_items")
+"""A cell's figures with a 95 % interval; a cost has the interval of its throughput."""
 RANGED = (*WITH_ENDS, "accuracy_loss")
 """Figures with columns for the ends of an interval. An accuracy loss may be negative, so its interval is no ratio's."""
 

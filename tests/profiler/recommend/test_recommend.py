@@ -179,6 +179,13 @@ def test_each_objective_has_its_own_best(objective, batch):
     assert (len(answer.losers) == 1) == (objective == "latency"), "of single calls the smallest batch that will do"
 
 
+def test_a_cost_is_as_uncertain_as_its_throughput():
+    rows = [row(variant, ms=ms, usd_per_hour=2.0, reach=0.1) for variant, ms in (("ort", 1.0), ("trt", 1.04))]
+    cost, rate = (ask(*rows, objective=objective) for objective in ("cost", "throughput"))
+    assert cost.status == rate.status == "tie"
+    assert [cost.margin.low, cost.margin.high] == pytest.approx([rate.margin.low, rate.margin.high])
+
+
 def test_a_figure_that_was_not_measured_says_what_it_takes():
     told = headline(ask(row("ort", device="cpu"), objective="energy"))
     assert told.endswith("no energy was measured; that takes a GPU and `energy: true` in the job")
