@@ -219,8 +219,9 @@ def _inputs(texts: Sequence[str]) -> dict[str, Any]:
         elif words.endswith(".npy"):
             keys.setdefault("inputs", {})[name] = {"data": str(Path(words).resolve())}
         else:
-            if len(ends := numbers(words)) > 2:
+            if len(ends := numbers(words)) != 2:
                 advice = "shapes of several inputs come from a factory, which returns (module, example_inputs)"
+                advice = advice if len(ends) > 2 else f"give such as {name}=0,100, or {name}=FILE.npy"
                 raise ConfigError(f"--input {name}: LOW,HIGH is a range of values; {advice}")
             keys.setdefault("inputs", {})[name] = {"range": ends}
     return keys

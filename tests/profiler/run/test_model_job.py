@@ -165,7 +165,7 @@ REFUSED = [
     ),
     (WORDS, "no range of values for input 'input_ids' .int64.: give --input input_ids=0,100 "),
     ("voice.onnx", r"on the command line: --shapes samples=16000 --shapes 'state\[1\]=1' --batch 1$"),
-    (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),
+    (f"{WORDS} --input input_ids=3", "--input input_ids: LOW,HIGH is a range of values; give such as input_ids=0,100"),
     ("fake.onnx", r"no ONNX model, or a truncated one(?s:(?!.*--shapes))"),
     ("fake.py", "fake.py is Python: name its function, such as fake:make"),
     ("job.yaml --batch 1", "--batch goes with a model, .*; job.yaml has the keys itself"),
