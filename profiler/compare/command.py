@@ -217,9 +217,7 @@ def _totals(comparison: Comparison) -> Section:
     fields = [
         *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),
-        figure("Geometric mean", "ratio", each(numbers.relative)),
-        figure("95 % from", "low", each(numbers.relative)),
-        figure("to", "high", each(numbers.relative)),
+        figure("Geometric mean (95 %)", ("ratio", "low", "high"), numbers.relatives),
         _MEMORY,
         *(figure(verdict.title(), verdict, whole) for verdict in Verdict),
     ]

@@ -133,6 +133,11 @@ def test_what_reaches_back_over_the_limit_ends_with_4(runs):
     assert comparison.regressions is not None and set(comparison.regressions["code"]) == {"unclear"}
 
 
+def test_a_mean_of_useless_figures_is_busy(runs):
+    change(runs / "slow", latency_low_ms=pl.col("latency_ms") / 1e9)
+    assert "slow inference 19 busy 1.00× 0 0 0 19 slow training 6 busy" in page(of(runs))[1]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_page_is_as_wide_as_the_terminal_and_cuts_no_figure(runs, width):
     text = on_console(lambda console: execute(of(runs, "main", "slow", "again"), console), width=width)
