@@ -36,7 +36,8 @@ from profiler.results.reasons import Reason
 from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
-from profiler.stats.intervals import Verdict, margin, rounds_interval, verdict
+from profiler.stats.intervals import Verdict, margin, rounds_interval, spread_reach, verdict
+from profiler.stats.samples import Interval
 from profiler.tables.numbers import BUSY, counted, error, points, relative
 from profiler.tables.table import of_rows, words
 from profiler.tables.writers import print_table, say
@@ -175,7 +176,7 @@ def answer(explained: Explained, cell: Row, limits: Sequence[Limit]) -> str:
     accuracies = [f", accuracy {points(sum(part) / len(part))}" for part in explained.scores] or [""] * len(errors)
     before, after, whole = map("{}{}".format, errors, accuracies)
     # Factors of the graph with some parts in float32 over the graphs with none and with all.
-    factors = [rounds_interval([math.log(ms[other] / ms[1]) for ms in explained.rounds]) for other in (0, 2)]
+    factors = [_factor([math.log(ms[other] / ms[1]) for ms in explained.rounds], cell) for other in (0, 2)]
     speeds = [relative(math.sqrt(factor.low * factor.high), factor.low, factor.high) for factor in factors]
     others = zip(speeds, (cell["precision"], "all in float32"), strict=True)
     clear = [f"{speed} compared with {other}" for speed, other in others if speed != BUSY]
@@ -187,6 +188,15 @@ def answer(explained: Explained, cell: Row, limits: Sequence[Limit]) -> str:
     speed = verdict(factors[1].low, factors[1].high, margin(cell["clock"]))
     outcome = f"{some} it {_OUTCOMES.get(reason.code, 'may miss the limit')}: {reason}"
     return "\n".join([*lines, outcome, f"It {_THAN_FP32[speed]}"])
+
+
+def _factor(logs: Sequence[float], cell: Row) -> Interval:
+    """Return the interval of a ratio; rounds of one process do not show the spread between processes, so add it."""
+    rounds = rounds_interval(logs)
+    middle = math.log(rounds.low * rounds.high) / 2
+    reach = float(spread_reach(cell["latency_spread"] or math.inf, cell["latency_spread_free"] or 1.0))
+    arm = math.hypot(math.log(rounds.high) - middle, math.sqrt(2) * reach)
+    return Interval(math.exp(middle - arm), math.exp(middle + arm))
 
 
 def _cell_of(explained: Explained, cell: Row) -> Row:

@@ -32,6 +32,7 @@ from profiler.worker.bisection import Explained
 pytestmark = pytest.mark.slow
 NODES, ROUNDS = (("a", "Exp", ""),), ((1.0, 1.5, 3.0),) * 15
 CELL: dict[str, Any] = handmade.row("ort", "fp16", device="cpu", accuracy=0.1, accuracy_loss=0.9, worst="y, item 7")
+CELL |= {"latency_spread": 1e-4, "latency_spread_free": 30.0}
 JOB = """
 models: [{name: net, onnx: net.onnx}, {name: other, onnx: net.onnx}]
 engines: [ort, openvino]
@@ -163,7 +164,11 @@ def test_the_graph_is_judged_by_the_limit(error, losses, limits, outcome):
 def test_the_graph_is_compared_with_fp32(whole_ms, clock, said):
     rounds = tuple((1.0, 1.5 * (1 + number / 1000), whole_ms) for number in range(15))
     explained = Explained(NODES, 1, 54, (1.0, 0.1, 0.0), rounds)
-    assert answer(explained, CELL | {"clock": clock}, []).splitlines()[-1].startswith(f"It {said}")
+    cell = CELL | {"clock": clock}
+    assert answer(explained, cell, []).splitlines()[-1].startswith(f"It {said}")
+    for spread in (0.5, None):
+        told = answer(explained, cell | {"latency_spread": spread}, [])
+        assert told.endswith("It is not clearly faster than fp32"), "processes differ by more"
 
 
 def test_a_graph_without_int8_is_no_advice_and_the_cores_are_the_runs(run, bad, folder, monkeypatch, capsys):
