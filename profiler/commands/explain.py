@@ -64,7 +64,7 @@ def execute(options: Options, console: Console) -> int:
     case, folders, cell = _chosen(options)
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
-        why = f"{case.variant} runs no {case.precision} graph; give fp16, bf16 or int8 of a runtime of graphs"
+        why = f"{case.variant} runs no {case.precision} graph; give a graph's, such as ort/int8"
     if case.engine == "trt" and case.precision == "fp16" and (cell["tensorrt_version"] or "").startswith("8."):
         why = "TensorRT 8 chooses the types of layers itself, so it keeps none in float32; explain ort/fp16"
     if why:
@@ -126,7 +126,7 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
         if value is not None:
             check_choice(f"--{column.removesuffix('_size')}", str(value), [str(word) for word in valid])
         elif column == "model" and len(valid) > 1:
-            raise ConfigError(f"--model: the configuration ran several; give one: {', '.join(valid)}")
+            raise ConfigError(f"--model: it ran several models; give one: {', '.join(valid)}")
         rows = rows.filter(pl.col(column) == (valid[0] if value is None else value))
     cell, bench = rows.row(0, named=True), options.run / "bench.yaml"
     device: Device = "cuda" if cell["device"] == "cuda" else "cpu"

@@ -17,7 +17,7 @@ from exporters.errors import printable
 from exporters.source import COMPUTED
 from profiler.compare.cells import REGRESSIONS, compare, find_regressions, resolution
 from profiler.compare.cells import totals as totals_of
-from profiler.errors import ConfigError, check_choice
+from profiler.errors import WHEN_IDLE, ConfigError, check_choice
 from profiler.job.case import parse_only
 from profiler.options import Compare as Options
 from profiler.results.columns import field
@@ -213,7 +213,8 @@ def _totals(comparison: Comparison) -> Section:
         return Section(title, [*paragraphs, "No cell was measured on both sides."])
     if comparison.resolution:
         share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
-        paragraphs.append(f"Differences below {share} % cannot be resolved; more --replicates would resolve them.")
+        advice = f"more --replicates, or {WHEN_IDLE} if other work ran, would resolve them"
+        paragraphs.append(f"Differences below {share} % cannot be resolved; {advice}.")
     fields = [
         *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),

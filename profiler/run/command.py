@@ -72,8 +72,8 @@ _NEEDED: Mapping[str, tuple[Sequence[str], str]] = {
     "--against": (("--limit", "--junit"), ""),
 }
 """Map an option to those that need it."""
-LABELS = "--data with labels, in a job `data` of the model"
-BASE = f"a base to compare with, {BASES}"
+LABELS = "labels (by --data, in a job by `data` of the model)"
+BASE = f"base to compare with: {BASES}"
 _KEPT_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
@@ -229,7 +229,7 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
 def refuse_unscored(models: Iterable[str], need: str, advice: str = "") -> None:
     """Raise ConfigError if models under a limit of the accuracy loss lack labels or a base."""
     if names := ", ".join(models):
-        raise ConfigError(f"--max-accuracy-loss needs {need}; without: {names}{advice}")
+        raise ConfigError(f"--max-accuracy-loss: no {need}, for {names}{advice}")
 
 
 def _overrides(options: Options) -> dict[str, Any]:

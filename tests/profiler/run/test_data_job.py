@@ -223,10 +223,10 @@ def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, r
     assert "digits.npz adds 27 calls a case at batch 32." in done.stdout, "833 items"
     words = ("nets:net", "--data", "bare.npz", "--max-accuracy-loss", "1%", "--dry-run", "--device", "cpu")
     refused = profiler(*words, cwd=run.parent.parent)
-    assert refused.returncode == 2 and refused.stderr.endswith("without: nets.net\n"), "there are no others to choose"
+    assert refused.returncode == 2 and refused.stderr.endswith(", for nets.net\n"), "there are no others to choose"
     for words in (("recommend", str(run)), ("explain", str(run), "--configuration", "ort/int8")):
         refused = profiler(*words, "--model", "bare", "--max-accuracy-loss", "1%", cwd=run)
-        assert refused.returncode == 2 and "needs --data with labels" in refused.stderr
+        assert refused.returncode == 2 and "no labels " in refused.stderr
 
 
 def test_a_limit_of_the_loss_needs_labels_of_every_model_before_the_run_and_after_it(run, profiler):
@@ -235,11 +235,10 @@ def test_a_limit_of_the_loss_needs_labels_of_every_model_before_the_run_and_afte
             given = (*words, "--max-accuracy-loss", "20%", "--only", f"model={models}")
             done = profiler(*given, cwd=run.parent.parent)
             assert (done.returncode == 2) == is_refused, done.stderr
-            needs = "needs --data with labels, in a job `data` of the model; without: bare; "
-            assert (needs in done.stderr) == is_refused
+            assert (", for bare; " in done.stderr) == is_refused
     given = ("job.yaml", "--dry-run", "--max-accuracy-loss", "20%", "--only", "model=digits,variant=ort")
     done = profiler(*given, cwd=run.parent.parent)
-    assert done.returncode == 2 and "needs a base to compare with, eager fp32" in done.stderr
+    assert done.returncode == 2 and "no base to compare with" in done.stderr
 
 
 def test_texts_of_tokens_and_a_mask_are_scored(run, rows):
