@@ -46,7 +46,7 @@ def job_file(word: str) -> Path | None:
     if word and (path.suffix in _YAML or named_files.exists(path)):
         return path
     files = [str(file) for file in path.parent.glob("*") if file.suffix in (*_YAML, ".onnx")]
-    hint = nearest(word, [*files, *COMMANDS, *CATALOG], f"{PROGRAM} --help says what can be given")
+    hint = nearest(word, [*files, *COMMANDS, *CATALOG], f"your function is module:function; see {PROGRAM} --help")
     if word in suites():
         hint = f": {PROGRAM} suites run {word}"
     raise ConfigError(f"'{word}' is neither a file nor a model nor a command{hint}")

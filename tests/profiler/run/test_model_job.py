@@ -143,7 +143,7 @@ REFUSED = [
     ("nope.onnx", "^there is no file nope.onnx; "),
     ("word.onnx", "^there is no file word.onnx; did you mean .words.onnx"),
     ("resnet05", "'resnet05' is neither a file nor a model nor a command; did you mean 'resnet50'"),
-    ("qqq", "nor a command; .* --help says what can be given"),
+    ("qqq", "nor a command; your function is module:function"),
     ("net.py:make --input 3", "not of the form package.module:function, without .py"),
     ("resnet18 --engine ort,tensort", "^--engine: unknown engine 'tensort'; did you mean 'trt'"),
     ("resnet18 --batch 1,x", "^--batch: must be a whole number, got 'x'"),
