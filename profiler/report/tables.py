@@ -130,7 +130,7 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
     """List the choice in each group, or the reason against one."""
     rows = [_answered(key, choice) for key, choice in choices if choice.best or choice.nearest]
     schema = {name: CELLS.get(name, pl.Float64()) for name in (*KEY, *_ANSWERED, *_MARGIN)}
-    schema |= dict.fromkeys(("run", "deploy", "tied", "runner_up", "note"), pl.String())
+    schema |= dict.fromkeys(("run", "deploy", "tied_or_why", "runner_up"), pl.String())
     frame = pl.DataFrame(rows, {**schema, "footnotes": pl.List(pl.String)})
     bases = frame["base"].drop_nulls().unique()
     columns = [
@@ -139,13 +139,12 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
         _latency(),
         factor(f"× {bases[0]} (95\u00a0%)" if bases.len() == 1 else "Factor (95\u00a0%)"),
         *[words("of", "base")][: bases.len() > 1],
-        prose("Tied with", "tied"),
+        prose("Tied with, or why none", "tied_or_why"),
         words("Runner-up", "runner_up"),
         figure("× slower", _MARGIN, numbers.factors),
         field("error_high"),
         field("peak_memory_mib"),
         words("Footnotes", "footnotes"),
-        prose("Why nothing", "note"),
     ]
     return Table("answer", "How sure that is", frame, columns, keys=KEY)
 
@@ -155,14 +154,13 @@ def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     if cell is None:
         reasons = [reason for loser in choice.losers if loser.cell is choice.nearest for reason in loser.reasons]
         nearest = f"{cell_name(choice.nearest)}: {'; '.join(map(str, reasons))}" if choice.nearest else ""
-        return {**key, "deploy": "nothing", "note": str(choice.doubt or nearest)}
+        return {**key, "deploy": "nothing", "tied_or_why": str(choice.doubt or nearest)}
     base = next((loser.cell for loser in choice.losers if loser.cell["is_base"]), cell)
     return {
         **key,
         **{name: cell[name] for name in _ANSWERED},
         "deploy": "none yet" if choice.doubt else cell_name(cell),
-        "note": choice.doubt and str(choice.doubt),
-        "tied": ", ".join(map(cell_name, choice.tied)),
+        "tied_or_why": str(choice.doubt or ", ".join(map(cell_name, choice.tied))),
         "runner_up": cell_name(runner) if runner else None,
         **(dict(zip(_MARGIN, (margin.value, margin.low, margin.high), strict=True)) if margin else {}),
         "footnotes": list(dict.fromkeys(kind for shown in (cell, base, runner or cell) for kind in shown["footnotes"])),
