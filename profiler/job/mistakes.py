@@ -11,9 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import RoundTripConstructor
-from ruamel.yaml.events import AliasEvent
 
 from engines.options import DEVICES
 from exporters.errors import shown
@@ -83,28 +81,11 @@ class _Constructor(RoundTripConstructor):
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", RoundTripConstructor.construct_scalar)
 
 
-class _Composer(Composer):
-    """Refuses a document with too many values before it is built; an alias counts each time it is used."""
-
-    def __init__(self, loader: Any = None) -> None:
-        super().__init__(loader)
-        self.count, self._sizes = 0, dict[int, int]()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        before, is_alias = self.count, self.parser.check_event(AliasEvent)
-        node = super().compose_node(parent, index)
-        self.count += self._sizes.get(id(node), 1) if is_alias else 1  # An alias may contain itself.
-        self._sizes[id(node)] = self.count - before
-        if self.count > _MOST_VALUES:
-            raise ConfigError(f"has over {_MOST_VALUES:,} values, those behind aliases included; split the job")
-        return node
-
-
 def read(path: Path) -> tuple[dict[str, Any], Lines]:
     """Read the file's data, and the line of every key and item. Raises ConfigError."""
     lines: Lines = {}
     yaml = YAML()
-    yaml.Constructor, yaml.Composer = _Constructor, _Composer
+    yaml.Constructor = _Constructor
     text = read_bytes(path, _MOST_BYTES)
     try:
         data = _plain(yaml.load(text.decode("utf-8")), (), lines)
@@ -123,6 +104,8 @@ def _plain(node: Any, at: Location, lines: Lines) -> Any:
     """Convert ruamel's objects to plain data; note the line of each key and item."""
     if isinstance(node, dict | list):
         lines.update({(*at, key): place[0] + 1 for key, place in (node.lc.data or {}).items()})  # type: ignore[union-attr]
+        if len(lines) > _MOST_VALUES:  # Here aliases multiply.
+            raise ConfigError(f"has over {_MOST_VALUES:,} values, those behind aliases included; split the job")
     if isinstance(node, dict):
         return {key: _plain(value, (*at, key), lines) for key, value in node.items()}
     if isinstance(node, list):
