@@ -39,8 +39,8 @@ from profiler.processes.messages import Status
 from profiler.results.cells import cells
 from profiler.results.columns import RESULTS
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_json, read_text, writing
-from profiler.results.schema import identities_of
+from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_text, writing
+from profiler.results.schema import IDENTITIES, read_json
 from profiler.run import command as run
 from profiler.run.prepare import with_shapes
 from profiler.run.progress import Display
@@ -209,7 +209,7 @@ class Side:
         trials = trials_of(results, runner.plan) if runner.config.search else []
         ended = self.run.ended_cases([*runner.plan, *trials])
         subjects = {case.subject for case in runner.plan if share.has(case)}
-        models = read_json(self.run.path / MODELS, identities_of).items()
+        models = read_json(self.run.path / MODELS, IDENTITIES).items()
         files = {
             TRIES: read_text(self.run.tries),
             MODELS: json.dumps({name: model for name, model in models if name in subjects}),

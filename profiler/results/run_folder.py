@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -37,13 +37,13 @@ from profiler.results.losses import with_losses
 from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, row_of
-from profiler.results.schema import check_result, environment_of, identities_of, is_try
+from profiler.results.schema import FACTS, IDENTITIES, check_result, check_try, read_json
 from profiler.results.spread import with_spread
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Exceptions that damaged lines raise."""
-_MOST_JSON_BYTES, _MOST_JOURNAL_BYTES = 2**24, 2**33
+_MOST_JOURNAL_BYTES = 2**33
 _NOT_REACHED = "the run ended before; --resume measures it"
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 _FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latency_high_ms", "base"]
@@ -55,11 +55,6 @@ def read_text(path: Path) -> str:
     if not named_files.exists(path):
         return ""
     return str(printable(named_files.read_bytes(path).decode("utf-8", errors="replace")))
-
-
-def read_json(path: Path, read: Callable[[Path, bytes], dict[str, Any]]) -> dict[str, Any]:
-    """Read a run's JSON file by its schema; return {} without one. Raises ConfigError."""
-    return read(path, named_files.read_bytes(path, _MOST_JSON_BYTES)) if named_files.exists(path) else {}
 
 
 def append_line(journal: Path, line: str) -> None:
@@ -147,7 +142,7 @@ class RunFolder:
 
     def read_environment(self) -> dict[str, Any]:
         """Read environment.json. Raises ConfigError for a damaged one."""
-        return read_json(self.path / "environment.json", environment_of)
+        return read_json(self.path / "environment.json", FACTS)
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Add each model's identity to models.json."""
@@ -156,7 +151,7 @@ class RunFolder:
 
     def read_models(self) -> dict[str, Identity]:
         """Read models.json, if there is one. Raises ConfigError for a damaged one."""
-        return models_of(read_json(self._models, identities_of))
+        return models_of(read_json(self._models, IDENTITIES))
 
     def append(self, result: Result) -> Result:
         """Write the result to the journal, synced to the disk, and return it; invalid values make it a failed one."""
@@ -204,7 +199,8 @@ class RunFolder:
         for line in read_lines(self.tries):
             with contextlib.suppress(*_NO_RESULT):
                 row = dict.fromkeys(columns.LARGEST_BATCH) | {**json.loads(line), "run_id": self.run_id}
-                rows += [row] if is_try(row) else []
+                check_try(row)
+                rows.append(row)
         tries = pl.DataFrame(rows, schema=columns.LARGEST_BATCH)
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)

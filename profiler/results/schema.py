@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -11,15 +11,18 @@ import polars as pl
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from engines.options import Pass
+from exporters import named_files
 from exporters.catalog import Price
 from exporters.errors import printable
 from profiler.errors import ConfigError
+from profiler.job.config import Machine
 from profiler.job.mistakes import EXPECTED, yaml_text
 from profiler.processes.messages import Status
 from profiler.results.columns import COLUMNS, LARGEST_BATCH, LAYERS, RESULTS, TEXT, Group, Schema, names
 from profiler.results.result import Result
 
 _GIVE = "give another run, or remove that file"
+_MOST_JSON_BYTES = 2**24
 _FINITE = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _SIGNED = ("MiB", "°C", "points")
 """Units of figures that may be below 0."""
@@ -31,13 +34,9 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Words = list[str]
 
 
-class _Machine(BaseModel):
+class _Machine(Machine):
     model_config = _FINITE
-    label: str | None = None
-    cloud: str | None = None
-    instance: str | None = None
     usd_per_hour: Price | None = None
-    price_source: str | None = None
 
 
 class _Facts(BaseModel):
@@ -62,11 +61,8 @@ class _Facts(BaseModel):
 
 
 _TEXTS = ("cpu", "platform", "compute_capability", "user", "job_folder", "device", "cloud", "instance")
-_Environment = create_model(
-    "_Environment",
-    __base__=_Facts,
-    **dict.fromkeys((*_TEXTS, *names(Group.PLACE, Group.VERSIONS)), (str | None, None)),  # type: ignore[call-overload]
-)
+_TEXT_FACTS = dict.fromkeys((*_TEXTS, *names(Group.PLACE, Group.VERSIONS)), (str | None, None))
+FACTS = TypeAdapter(create_model("_Environment", __base__=_Facts, **_TEXT_FACTS))  # type: ignore[call-overload]
 
 
 class _Identity(BaseModel):
@@ -122,7 +118,7 @@ _Result = create_model(
     __config__=ConfigDict(strict=True),
     **{name: (hint, ...) for name, hint in get_type_hints(Result).items()},  # type: ignore[call-overload]
 )
-_MODELS = TypeAdapter(dict[str, _Identity])
+IDENTITIES = TypeAdapter(dict[str, _Identity])
 
 
 def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
@@ -136,28 +132,18 @@ def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.Series(c.name, list(map(printable, c)), pl.String) for c in unprintable)
 
 
-def is_try(row: Mapping[str, Any]) -> bool:
-    """Return whether a line of largest_batch.jsonl is valid."""
+def check_try(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for an invalid line of largest_batch.jsonl."""
+    _TABLES["largest_batch"].validate_python([row])
+
+
+def read_json(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any]:
+    """Read environment.json or models.json; return {} without the file. Raises ConfigError for an invalid value."""
+    if not named_files.exists(path):
+        return {}
+    data = named_files.read_bytes(path, _MOST_JSON_BYTES)
     try:
-        _TABLES["largest_batch"].validate_python([row])
-    except ValidationError:
-        return False
-    return True
-
-
-def environment_of(path: Path, data: bytes) -> dict[str, Any]:
-    """Read environment.json. Raises ConfigError for an invalid value."""
-    return _json(path, data, _Environment.model_validate_json)
-
-
-def identities_of(path: Path, data: bytes) -> dict[str, Any]:
-    """Read models.json. Raises ConfigError for an invalid value."""
-    return _json(path, data, _MODELS.validate_json)
-
-
-def _json(path: Path, data: bytes, check: Callable[[bytes], object]) -> dict[str, Any]:
-    try:
-        check(data)
+        schema.validate_json(data)
         return dict(printable(json.loads(data)))
     except ValidationError as error:
         raise _refused(path, error) from None
