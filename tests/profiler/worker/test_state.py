@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,42 +14,26 @@ from profiler.worker.prepare_model import changed_places, held_state
 pytestmark = pytest.mark.slow
 
 
-class Streaming(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("h", torch.zeros(3))
-        self.register_buffer("sparse", torch.eye(3).to_sparse())
-        self.register_buffer("conjugated", torch.ones(2, dtype=torch.complex64).conj())
-        self.cache: list[torch.Tensor] = []
-        self.calls = 0
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor, how: str) -> torch.Tensor:
-        if how == "buffer":
-            self.h = self.layer(x) + self.h
-        elif how == "list":
-            self.cache.append(x)
-        elif how in ("shape", "type"):
-            self.h = torch.zeros(1, 3) if how == "shape" else torch.zeros(3, dtype=torch.int32)
-        elif how == "number":
-            self.calls += 1
-        return x
-
-
 @pytest.mark.parametrize(
-    ("how", "places"),
+    ("change", "places"),
     [
-        *[(how, ["inner.h"]) for how in ("buffer", "shape", "type")],
-        ("list", ["inner.cache"]),
-        ("number", ["inner.calls"]),
-        ("", []),
+        (lambda inner: inner.h.add_(1), ["inner.h"]),
+        (lambda inner: setattr(inner, "h", torch.zeros(1, 3)), ["inner.h"]),
+        (lambda inner: setattr(inner, "h", torch.zeros(3, dtype=torch.int32)), ["inner.h"]),
+        (lambda inner: inner.cache.append(torch.ones(3)), ["inner.cache"]),
+        (lambda inner: setattr(inner, "calls", 1), ["inner.calls"]),
+        (lambda inner: inner(torch.ones(3)), []),
     ],
+    ids=["values", "shape", "type", "list", "number", "nothing"],
 )
-def test_the_place_that_changed_is_named(how, places):
-    model = nn.Module()
-    model.inner = Streaming()
+def test_the_place_that_changed_is_named(change: Callable[[Any], object], places: list[str]):
+    inner = nn.Linear(3, 3)
+    held = {"h": torch.zeros(3), "sparse": torch.eye(3).to_sparse(), "conjugated": torch.tensor([1j]).conj()}
+    for name, tensor in held.items():
+        inner.register_buffer(name, tensor)
+    vars(inner).update(cache=[], calls=0)
+    model = nn.ModuleDict({"inner": inner})
     before = held_state(model)
-    with torch.no_grad():
-        model.inner(torch.ones(3), how)
+    change(inner)
     assert changed_places(before, held_state(model)) == places
     assert held_state("no module") == held_state(None) == {}
