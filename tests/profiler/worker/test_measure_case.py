@@ -468,57 +468,39 @@ def kinds(result: Result) -> set[str]:
 
 # Rows.
 
-STRANGE = {
-    "unproven",
-    "no-parity",
-    "inaccurate",
-    "unchecked-outputs",
-    "static-graph",
-    "unchecked-gradients",
-    "same-inputs",
-}
+STRANGE = {"unproven", "no-parity", "inaccurate", "unchecked-outputs", "static-graph", "unchecked-gradients"}
+STRANGE |= {"same-inputs"}
+BOTH = ("eager", "ort")
+LOGITS = replace(TEXT, outputs=("logits",))
+FINE = [
+    *map(case, (source("Attention"), source("Deaf"), image("Boxes"), image("Forces"), image("Forces", on=False))),
+    *[case(model, engine=engine) for model in (source("Masked"), TEXT) for engine in BOTH],
+    case(source("Pairs"), batch_size=8),
+    *[case(NODES, engine=engine, batch_size=30) for engine in BOTH],
+    trained(image("Logits", masked=True), "sgd", "logits"),
+    trained(image("Forces"), head="logits"),
+    trained(image("net"), input_gradient=True, head="mean-square"),
+    trained(LOGITS, input_gradient=True),
+    trained(LOGITS, batch_size=2),
+    trained(image("Turns")),
+]
+BEGINS = [ModelSource(f"begins{n}", factory="case_factories:begins", options={"calls": n}) for n in (0, 2)]
+NAN = trained(image("Logits", factor="nan"), "none", "logits")
 ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
-    (case(source("Attention")), "", set(), {}),
-    *[(case(source("Pooling"), engine=engine), "", {"unproven"}, {}) for engine in ("eager", "ort")],
-    *[(case(source("Masked"), engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
-    *[(case(TEXT, engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
+    *[(one, "", set[str](), {}) for one in FINE],
+    *[(case(source("Pooling"), engine=engine), "", {"unproven"}, {}) for engine in BOTH],
     (case(STEPS, engine="ort"), "", {"unproven"}, {}),
-    *[
-        (
-            case(ModelSource(f"begins{n}", factory="case_factories:begins", options={"calls": n})),
-            "",
-            {"same-inputs"},
-            {},
-        )
-        for n in (0, 2)
-    ],
-    (case(source("Deaf")), "", set(), {}),
+    *[(case(model), "", {"same-inputs"}, {}) for model in BEGINS],
     (case(source("First"), batch_size=8), "", {"no-parity"}, {}),
-    (case(source("Pairs"), batch_size=8), "", set(), {}),
-    *[(case(source("Streaming"), engine=engine), "", {"unchecked-outputs"}, {}) for engine in ("eager", "ort")],
+    *[(case(source("Streaming"), engine=engine), "", {"unchecked-outputs"}, {}) for engine in BOTH],
     (case(source("Noisy")), "", {"unchecked-outputs"}, {}),
-    *[(case(NODES, engine=engine, batch_size=30), "", set[str](), {}) for engine in ("eager", "ort")],
-    (case(image("Boxes")), "", set(), {}),
     (case(image("Boxes"), engine="ort"), "", {"static-graph"}, {"fixed": True}),
     (case(source("nan")), "nothing can be compared: .*not finite in 100 %", set(), {}),
     (case(source("nan"), pass_="training"), "loss or outputs are not finite", set(), {"checked": False}),
-    (trained(image("Logits", masked=True), "sgd", "logits"), "", set(), {}),
-    (
-        trained(image("Logits", factor="nan"), "none", "logits"),
-        "nothing can be compared: the reference itself in fp64",
-        set(),
-        {},
-    ),
-    (trained(image("Logits", factor="0")), "", {"unchecked-gradients"}, {}),
+    (NAN, "nothing can be compared: the reference itself in fp64", set(), {}),
+    *[(trained(model), "", {"unchecked-gradients"}, {}) for model in (image("Logits", factor="0"), image("Drops"))],
     (trained(image("net"), dropout=True), "", {"unchecked-gradients"}, {"checked": False}),
-    *[(case(image("Forces", on=on)), "", set(), {}) for on in (True, False)],
-    (trained(image("Forces"), head="logits"), "", set(), {}),
-    (trained(image("net"), input_gradient=True, head="mean-square"), "", set(), {}),
-    (trained(replace(TEXT, outputs=("logits",)), input_gradient=True), "", set(), {}),
-    (trained(image("Drops")), "", {"unchecked-gradients"}, {}),
     (trained(image("Groups"), batch_size=8), "", {"unchecked-gradients"}, {"checked": False}),
-    (trained(image("Turns")), "", set(), {}),
-    (trained(replace(TEXT, outputs=("logits",)), batch_size=2), "", set(), {}),
 ]
 
 
@@ -773,7 +755,7 @@ def test_as_many_items_as_time_allows():
 def test_the_first_run_keeps_its_time_where_later_inputs_are_refused(measure, monkeypatch):
     seconds = iter([5.0, 0.1])
     monkeypatch.setattr(measuring, "first_run", lambda *given: sampling.first_run(*given) and next(seconds))
-    result = measure(case(ModelSource("begins", factory="case_factories:begins", options={"calls": 2})))
+    result = measure(case(BEGINS[1]))
     assert result.figures["first_run_s"] == 5.0
     assert list(seconds) == []
 
