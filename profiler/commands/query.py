@@ -12,10 +12,11 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from exporters.errors import text_of
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import CELLS, cells
-from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs, without_panics
+from profiler.results.reading import UNREADABLE, Runs, flat, read_runs, without_panics
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
 from profiler.tables.writers import csv, markdown, print_table
@@ -62,7 +63,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         with without_panics(), pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
-        message = f"{first_line(error)}; the tables are {', '.join(tables)}"
+        message = f"{text_of(error)}; the tables are {', '.join(tables)}"
         if table := re.match(r"relation '([^']+)' was not found", message):
             message = f"there is no table '{table[1]}'{nearest(table[1], tables)}"
         # Polars names a column alone or behind its table's name.

@@ -15,7 +15,7 @@ import polars as pl
 
 from engines.catalog import ENGINES
 from exporters import named_files
-from exporters.errors import printable
+from exporters.errors import printable, text_of
 from profiler.errors import ConfigError, resuming
 from profiler.job.case import Filter
 from profiler.results.cells import cells as merge
@@ -170,13 +170,6 @@ def versions_of_others(engines: Iterable[str]) -> set[str]:
     return unused - used
 
 
-def first_line(error: BaseException) -> str:
-    """Return an error's reason or first line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def json_object(text: str | None) -> dict[str, Any]:
     """Parse the JSON object in a text column, such as a row's options; null is an empty one."""
     return dict(printable(json.loads(text or "{}")))
@@ -222,7 +215,7 @@ def _naming(path: Path) -> Iterator[None]:
         with without_panics():
             yield
     except UNREADABLE as error:
-        raise ConfigError(f"{path}: cannot be read: {first_line(error)}; {_GIVE}") from None
+        raise ConfigError(f"{path}: cannot be read: {text_of(error)}; {_GIVE}") from None
 
 
 @contextlib.contextmanager
