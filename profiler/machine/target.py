@@ -158,9 +158,7 @@ def cpu_model() -> str:
 
 def has_bf16() -> bool:
     """Return whether the processor multiplies bf16 in hardware: AVX512-BF16 or AMX."""
-    with contextlib.suppress(OSError):
-        return bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text()))
-    return False
+    return bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text()))
 
 
 def available_memory_mib() -> float:

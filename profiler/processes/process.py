@@ -181,9 +181,8 @@ def _forked_from(origin: str | None) -> Iterator[int]:
 
 
 def _native_threads() -> list[str]:
-    tasks = Path("/proc/self/task")
     names = []
-    for task in tasks.iterdir() if tasks.is_dir() else ():
+    for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # A thread may have just ended.
             names += [(task / "comm").read_text().strip()] if int(task.name) != threading.get_native_id() else []
     return [name for name in names if not name.startswith(_SURVIVING)]
@@ -505,8 +504,7 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value))
+    ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value))
 
 
 def redirect_output(log: Path) -> None:
@@ -572,9 +570,8 @@ def _place_memory_anew() -> None:
     and all be wrong (Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009).
     """
     random, libc = SystemRandom(), ctypes.CDLL(None)
-    if hasattr(libc, "sbrk"):
-        libc.sbrk.argtypes, libc.sbrk.restype = [ctypes.c_long], ctypes.c_void_p
-        libc.sbrk(mmap.PAGESIZE * random.randrange(_MOST_PAGES))
+    libc.sbrk.argtypes, libc.sbrk.restype = [ctypes.c_long], ctypes.c_void_p
+    libc.sbrk(mmap.PAGESIZE * random.randrange(_MOST_PAGES))
     _PLACED.append(mmap.mmap(-1, mmap.PAGESIZE * random.randrange(1, _MOST_PAGES)))
 
 

@@ -550,7 +550,6 @@ def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(measure
         measure(one, checked=one.pass_ == "inference")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processors are read on Linux")
 def test_a_process_has_a_heap_of_its_own_while_it_measures(measure, monkeypatch):
     one, other = ([len(block) for block in random_heap()] for _ in range(2))
     assert one != other and max(sum(one), sum(other)) < 2**21
