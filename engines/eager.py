@@ -25,7 +25,18 @@ from engines.training import LayerStep, TrainingStep
 from exporters import settings
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import Flattened, Watch, call, cast, computes_when_read, named_outputs, stored, tensors_in, typed
+from exporters.calls import (
+    Flattened,
+    Watch,
+    call,
+    cast,
+    computes_when_read,
+    dense,
+    named_outputs,
+    stored,
+    tensors_in,
+    typed,
+)
 from exporters.errors import sentence
 from exporters.inputs import first_items, input_specs, seeded_inputs
 from exporters.onnx_export import quiet
@@ -298,7 +309,7 @@ open_session = EagerSession
 
 
 def _to_numpy(tensor: torch.Tensor, copy: bool = False) -> Array:
-    tensor = tensor.detach().to("cpu", copy=copy)
+    tensor = dense(tensor.detach().to("cpu", copy=copy))
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 

@@ -236,10 +236,17 @@ def sampled(gradient: Tensor) -> Tensor:
 def content(tensor: Tensor) -> memoryview:
     """Return a tensor's values as bytes, uncopied if it is a plain one on the CPU; NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()
-    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    tensor = tensor.int_repr() if tensor.is_quantized else tensor
+    tensor = dense(tensor.int_repr() if tensor.is_quantized else tensor)
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return a tensor that NumPy can read: dense, padded, dequantized, and without a pending conjugation or sign."""
+    tensor = torch.nested.to_padded_tensor(tensor, 0.0) if tensor.is_nested else tensor
+    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    return tensor.resolve_conj().resolve_neg()
 
 
 def stored(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -205,7 +205,8 @@ def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = 
         place, *inner = keys
         name = ".".join(map(str, [place if keywords else argument_names.get(place, f"x{place}"), *inner]))
         name = name if keywords or len(tensors) > 1 else "x"
-        array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).cpu().numpy()
+        with source.failing(f"reading example {name!r}", "give a dense tensor with values; convert it in forward"):
+            array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).numpy(force=True)
         where = number if is_nested else place
         result.append(Example(name, where, np.require(array, requirements="C"), _axes(shape)))
     batch = dict(source.batch)

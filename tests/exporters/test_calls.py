@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.calls import call, chosen, computes_when_read, named_outputs, trained_output
+from exporters.calls import call, chosen, computes_when_read, dense, named_outputs, trained_output
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import write_onnx
 from exporters.source import ModelError, ModelSource
@@ -161,3 +161,17 @@ def test_futures_among_the_outputs_are_awaited(kind):
 )
 def test_results_of_the_models_own_classes_may_compute_when_they_are_read(result, computes):
     assert computes_when_read(result) == computes
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.eye(2).to_sparse(), torch.eye(2)),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
+        (torch.tensor([1 + 2j]).conj().imag, torch.tensor([-2.0])),
+        (torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8), torch.ones(2)),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])),
+    ],
+)
+def test_numpy_reads_dense_tensors(tensor, expected):
+    assert dense(tensor).numpy().tolist() == expected.tolist()

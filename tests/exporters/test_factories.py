@@ -101,6 +101,8 @@ def linear(): return nn.Linear(3, 2)
 def bilinear(): return nn.Bilinear(3, 3, 2)
 def lazy_norm(): return nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
 def nothing(): return Net(), ()
+def sparse(): return nn.Linear(3, 2), torch.eye(3).to_sparse()
+def conjugate(): return nn.Identity(), torch.ones(4, 3, dtype=torch.cfloat).conj()
 """
 
 
@@ -130,6 +132,7 @@ def example(name: str, **more: Any) -> ModelSource:
         ("several", [("input1", ("batch", 3), "float32"), ("input2", ("batch", 3), "float32")], []),
         ("traced", [("x0", ("batch", 3), "float32"), ("x1", ("batch", 3), "float32")], []),
         ("single", [("x", ("batch", 3), "float32")], []),
+        ("conjugate", [("x", ("batch", 3), "complex64")], []),
     ],
 )
 def test_examples_are_inputs_of_any_nesting(name, specs, dimensions):
@@ -203,6 +206,7 @@ def test_a_named_axis_has_other_sizes():
     [
         ("alone", r"add `input: .*\(module, example_inputs\)"),
         ("nothing", "no example is a tensor with a dimension"),
+        ("sparse", "reading example 'x' failed: .*; give a dense tensor with values"),
     ],
 )
 def test_examples_that_cannot_be_used_are_errors(name, says):
