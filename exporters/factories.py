@@ -87,6 +87,7 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
         with torch.random.fork_rng(devices=[]):
             module, *example_inputs = call_factory(source)
             model = _plain(module)
+            _copy_tensors(source, model)
             example_inputs = example_inputs or _first_items(source)
             inputs = _examples(source, model, *example_inputs) if example_inputs and source.asks_code else []
             _initialize_lazy(source, model, inputs)
@@ -110,7 +111,7 @@ def _first_items(source: ModelSource) -> list[Any]:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """Unwrap torch.compile, else compiled code would be timed as eager, and copy inference tensors to normal ones."""
+    """Unwrap torch.compile, else compiled code would be timed as eager."""
     while hasattr(model, "_orig_mod"):
         model = model._orig_mod  # type: ignore[assignment]
     for module in model.modules():
@@ -121,12 +122,30 @@ def _plain(model: nn.Module) -> nn.Module:
         for name, part in list(module._modules.items()):
             if part is not None and hasattr(part, "_orig_mod"):
                 module._modules[name] = _plain(part)
-        tensors: dict[str, Any]
-        for tensors, wrap in ((module._parameters, nn.Parameter), (module._buffers, lambda copy, _: copy)):
-            for key, tensor in tensors.items():
-                if tensor is not None and not is_lazy(tensor) and tensor.is_inference():
-                    tensors[key] = wrap(tensor.clone(), tensor.requires_grad)
     return model
+
+
+def _copy_tensors(source: ModelSource, model: nn.Module) -> None:
+    """Replace inference tensors by normal ones, and meta tensors by zeros for the weights' file; tied ones stay tied.
+
+    Raises ModelError if no file gives a meta tensor its values.
+    """
+    states = model.state_dict() if source.weights else {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta and not is_lazy(tensor) and name not in states:
+            mend = "build it on the CPU" if source.weights else "build it on the CPU, or add `weights: FILE`"
+            raise source.error(f"factory {source.factory!r} leaves {name} on the meta device, without values; {mend}")
+    copies: dict[Tensor, Any] = {}
+    tensors: dict[str, Any]
+    for module in model.modules():
+        for tensors, wrap in ((module._parameters, nn.Parameter), (module._buffers, lambda copy, _: copy)):
+            for key, old in tensors.items():
+                if old is None or is_lazy(old) or not (old.is_meta or old.is_inference()):
+                    continue
+                if old not in copies:
+                    copy = torch.zeros_like(old, device="cpu") if old.is_meta else old.clone()
+                    copies[old] = wrap(copy, old.requires_grad)
+                tensors[key] = copies[old]
 
 
 def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example]) -> None:

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 
-from exporters.build_model import build, read_weights
+from exporters.build_model import build, load, read_weights
 from exporters.cache import Cache
 from exporters.calls import call
 from exporters.inputs import input_specs, seeded_inputs
@@ -111,6 +111,18 @@ class Compiles(nn.Module):
 def compiled():
     return torch.compile(Compiles()), (x,)
 
+def meta():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+        model[1].weight = model[0].weight
+        model.register_buffer("scale", torch.ones(1), persistent=False)
+    return model, (x,)
+
+def meta_state():
+    model = meta()[0]
+    del model.scale
+    return model, (x,)
+
 class Named(nn.Module):
     def __init__(self):
         super().__init__()
@@ -177,6 +189,22 @@ def test_compiled_modules_are_plain_at_any_depth():
     model = build(ModelSource("c", factory="module_kinds:compiled"))
     assert not any(hasattr(module, "_orig_mod") for module in model.modules())
     assert not any(name.startswith("_orig_mod") for name in model.state_dict())
+
+
+@pytest.mark.usefixtures("kinds")
+def test_a_weights_file_fills_meta_tensors_and_keeps_ties(tmp_path):
+    weights = tmp_path / "w.pt"
+    state = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)).state_dict()
+    torch.save(state | {"1.weight": state["0.weight"]}, weights)
+    model = load(ModelSource("m", factory="module_kinds:meta_state", weights=weights))
+    assert all(torch.equal(model.state_dict()[name], state[name]) for name in ("0.weight", "0.bias", "1.bias"))
+    assert model[0].weight is model[1].weight
+    for name, more, says in (
+        ("meta_state", {}, "leaves 0.weight on the meta device, .* or add `weights: FILE`$"),
+        ("meta", {"weights": weights}, "leaves scale on the meta device, without values; build it on the CPU$"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            build(ModelSource(name, factory=f"module_kinds:{name}", **more))
 
 
 @pytest.mark.parametrize("name", ["hook_on_outputs", "hook_on_inputs"])
