@@ -202,7 +202,12 @@ def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, fr
     if not of_input and not any(parameter.requires_grad for parameter in parameters):
         all_frozen = f"all {len(parameters)} parameters are frozen: set requires_grad of those that train"
         raise ModelError(all_frozen if parameters else "the model has no parameters to train")
-    model.train()
+    try:
+        model.train()
+    except NotImplementedError as error:  # From torch.export.
+        raise ModelError(
+            "a module from torch.export has no training mode; give the module it was exported from"
+        ) from error
     if not dropout:
         for module in model.modules():
             if isinstance(module, _DropoutNd):

@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.calls import call, chosen, computes_when_read, dense, named_outputs, trained_output
+from exporters.calls import (
+    call,
+    chosen,
+    computes_when_read,
+    dense,
+    named_outputs,
+    prepare_to_train,
+    trained_output,
+)
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import write_onnx
 from exporters.source import ModelError, ModelSource
@@ -74,6 +82,12 @@ def test_training_starts_from_the_first_wanted_output_of_floats():
     assert trained_output(output, ("logits",)) is output.logits
     with pytest.raises(ModelError, match="returned str without a tensor"):
         trained_output("text")
+
+
+def test_an_exported_module_cannot_train():
+    model = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)).module()
+    with pytest.raises(ModelError, match="give the module it was exported from"):
+        prepare_to_train(model, dropout=False)
 
 
 @pytest.mark.parametrize("batch", [None, 3])
