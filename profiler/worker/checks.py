@@ -59,7 +59,7 @@ _MOST_TIMES = 3
 
 _DOUBTS = {
     "random": "the model draws random numbers",
-    "stateful": "the model keeps state outside its state dict, or a random generator",
+    "stateful": "the model changes its inputs, or keeps state or a random generator outside its state dict",
     "dependent": "gradients differ when each item comes twice: the loss is no mean over items, or the batch matters",
 }
 """Why a reference with this doubt checks no gradients."""

@@ -191,7 +191,7 @@ def test_an_inputs_gradient_must_be_right_however_small_it_is(name):
         (1.0, {"weight": 1.0, "bias": 0.0}, {}, "None"),
         (1.0, {}, {}, "unchecked-gradients: hooks of the model leave no gradients"),
         (1.0, {"weight": 1.0}, {"doubt": "random"}, "unchecked-gradients: the model draws random numbers"),
-        (1.0, {"weight": 1.0}, {"doubt": "stateful"}, "unchecked-gradients: the model keeps state outside"),
+        (1.0, {"weight": 1.0}, {"doubt": "stateful"}, "unchecked-gradients: the model changes its inputs"),
         (1.0, {"weight": 1.0}, {"doubt": "dependent"}, "unchecked-gradients: .* when each item comes twice"),
     ],
 )
