@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -185,15 +186,23 @@ class EagerSession:
         # the measured batch has just run.
         has_run = self.job.device == "cuda" and self.call is self.model and self.graph is None
         is_whole = self.training is None and (self.quantized or has_run)
-        run = self._run_plainly if self.training is None else self.training.few
-        with Watch(see):
+        run, items = self._run_plainly, self.job.batch_size
+        if self.training is not None:
+            run, items = self.training.few, self.training.items
+        for count in (items if is_whole else _PROOF_ITEMS, items):  # It may run only at its own batch.
+            operators.clear()
+            types.clear()
             try:
-                run(self.job.batch_size if is_whole else _PROOF_ITEMS)
-            except Exception:  # It may run only at its own batch.
-                operators.clear()
-                types.clear()
-                run(self.job.batch_size if self.training is None else self.training.items)
-        return types, len(operators)
+                with Watch(see):
+                    run(count)
+                return types, len(operators)
+            except Exception:
+                traceback.print_exc()
+        try:
+            run(items)
+        except Exception:  # The failed call has spoiled the model's state, so nothing is proven.
+            return Counter(), 0
+        raise RuntimeError("the model runs, but not while its operators are recorded")
 
     def _run_plainly(self, items: int) -> None:
         with self.guard():

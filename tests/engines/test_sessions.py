@@ -15,7 +15,7 @@ from able_engines import if_able
 from sessions import cache_beside, error, make_job, outputs
 
 import engines
-from engines.base import Job, Session
+from engines.base import Job, Session, ignore
 from engines.eager import EagerSession
 from engines.options import EagerOptions
 from engines.ort import run_options
@@ -216,7 +216,9 @@ def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd):
 
 
 MODULES = """
+import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 class First(nn.Module):
     def __init__(self, recurrent):
@@ -226,7 +228,24 @@ class First(nn.Module):
     def forward(self, x):
         return self.recurrent(x)[0]
 
+class Past(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.past = nn.Linear(2, 3), []
+
+    def forward(self, x):
+        self.past.append(self.layer(x))
+        return torch.stack(self.past)
+
+class Hiding(nn.Linear):
+    def forward(self, x):
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("not now")
+        return super().forward(x)
+
 def make(kind):
+    if kind in ("past", "hiding"):
+        return Past() if kind == "past" else Hiding(2, 3)
     if kind in ("LSTM", "GRU"):
         return First(getattr(nn, kind)(2, 4))
     return getattr(nn, kind)(2, 4, 3)
@@ -239,14 +258,29 @@ def make(kind):
     + [("LSTM", (3, 2)), ("GRU", (3, 2))],
 )
 def test_each_kind_of_convolution_is_proven(kind, item, tmp_path, monkeypatch):
+    assert all_kinds(kind, item, 2, tmp_path, monkeypatch).proof().compute_types == {"float32": 1}
+
+
+def test_a_state_that_fits_one_batch_is_unproven(tmp_path, monkeypatch):
+    session = all_kinds("past", (2,), 3, tmp_path, monkeypatch)
+    session.run(ignore)
+    assert session.proof().compute_types == {}
+
+
+def test_a_model_that_runs_only_unrecorded_is_not_merely_unproven(tmp_path, monkeypatch):
+    session = all_kinds("hiding", (2,), 3, tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match="not while its operators are recorded"):
+        session.proof()
+
+
+def all_kinds(kind, item, batch, tmp_path, monkeypatch):
     (tmp_path / "all_kinds.py").write_text(MODULES)
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("net", factory="all_kinds:make", input_shape=item, options={"kind": kind})
     specs = tuple(input_specs(source))
     state = cached_state(source, Cache(tmp_path / "cache"))
-    inputs = tuple(seeded_inputs(specs, 2))
-    session = EagerSession(Job(source, "inference", "fp32", 2, "cpu", EagerOptions(), inputs, state, specs=specs))
-    assert session.proof().compute_types == {"float32": 1}
+    inputs = tuple(seeded_inputs(specs, batch))
+    return EagerSession(Job(source, "inference", "fp32", batch, "cpu", EagerOptions(), inputs, state, specs=specs))
 
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED])
