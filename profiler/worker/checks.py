@@ -348,14 +348,18 @@ def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in types.items() if asked and name not in (asked, "unknown")}
 
 
+_OWN_TYPES = {"float64", "quint8", "qint8"}
+"""Types that only a user's own code or graph chooses."""
+
+
 def _mixed(case: Case, proof: Proof) -> bool:
     """Return whether types other than the requested one are expected.
 
     The runtime chooses which operators of a Q/DQ graph run in int8, and not all have an integer kernel; torchao
     quantizes only linear layers. So 8 bits need only one product in 8 bits. A user's model, or a graph given for the
     precision, may compute less than half of its products in fp32, such as rotary embeddings or torch's plain attention,
-    and any number in float64. So may TensorRT 8's builder, where float32 is faster: in ConvNeXt all depthwise
-    convolutions.
+    and any number in float64 or in quantized layers. TensorRT 8's builder may choose fp32 where it is faster: in
+    ConvNeXt all depthwise convolutions.
     """
     types, requested = proof.compute_types or {}, PRECISION_TABLE[case.precision].compute
     if case.precision in EIGHT_BITS:
@@ -363,7 +367,7 @@ def _mixed(case: Case, proof: Proof) -> bool:
     strays = _strays(case, types)
     wider = set(strays) == {"float32"} and types.get(requested, 0) > sum(strays.values())
     is_own_code = case.source.kind == "factory" or case.precision in case.source.graphs
-    return (wider and (is_own_code or bool(proof.weakly_typed))) or (is_own_code and set(strays) == {"float64"})
+    return (wider and (is_own_code or bool(proof.weakly_typed))) or (is_own_code and set(strays) <= _OWN_TYPES)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -60,6 +60,7 @@ MATCHES = [
     (case("int8"), proof({"int8": 1, "float32": 19})),
     (case("fp8"), proof({"float8": 36, "bfloat16": 12})),
     *((one, FEW) for one in (OWN, FILE)),  # A user's code or file may compute a few products in fp32.
+    (replace(OWN, precision="fp32"), proof("quint8")),  # Or hold layers that are quantized already.
     (case("fp16"), MOSTLY),  # So may a builder that chooses types.
 ]
 CONTRADICTIONS = [
