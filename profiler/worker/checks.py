@@ -291,9 +291,10 @@ def mismatch(case: Case, proof: Proof) -> str | None:
     elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != asked}
     changed = [f"{name} from {was} to {now}" for name, (was, now) in (proof.settings_changed or {}).items()]
     no_graph = options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback
+    computed = _counts(types or {}) + _remedy(case, types or {})
     contradictions = {
         f"asked for {case.precision}, and the engine does not say in which types it computed": types is None,
-        f"asked for {case.precision}, computed in {_counts(types or {})}": strays and not _mixed(case, proof),
+        f"asked for {case.precision}, computed in {computed}": strays and not _mixed(case, proof),
         f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}": elsewhere,
         f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}": bool(proof.tf32) != (case.precision == "tf32"),
         "no CUDA graph was captured": no_graph,
@@ -301,6 +302,13 @@ def mismatch(case: Case, proof: Proof) -> str | None:
         "cuDNN was on": options.get("cudnn") is False and proof.cudnn,
     }
     return "; ".join(text for text, holds in contradictions.items() if holds) or None
+
+
+def _remedy(case: Case, types: Mapping[str, int]) -> str:
+    """Name the precision that a factory's own casts compute in."""
+    rows = [row for row in PRECISION_TABLE.values() if bool(row.autocast) == (case.pass_ == "training")]
+    name = next((row.name for row in rows if row.bits > 8 and [row.compute] == list(types)), None)
+    return f": its code casts, measure it at {name}" if name and case.source.kind == "factory" else ""
 
 
 def remarks(case: Case, proof: Proof) -> list[Warning]:
