@@ -42,8 +42,9 @@ def labels_in(word: str) -> int | None:
         with contextlib.suppress(Exception):  # Preparing the model reports faults.
             if Path(word).is_dir():
                 return len(_image_files(Path(word))) or None
-            with np.load(word) as file:
-                return len(file[LABELS]) if LABELS in file.files else 0
+            if _unpacked_bytes(word) <= MOST_BYTES:
+                with np.load(word) as file:
+                    return len(file[LABELS]) if LABELS in file.files else 0
     return None
 
 
@@ -125,9 +126,7 @@ def _read(source: ModelSource, specs: Sequence[TensorSpec]) -> Items:
         return _stacked(source, make(), specs)
     if Path(word).is_dir():
         return _images(source, Path(word), specs)
-    with zipfile.ZipFile(word) as file:
-        size = sum(member.file_size for member in file.infolist())
-    if size > MOST_BYTES:
+    if _unpacked_bytes(word) > MOST_BYTES:
         raise _too_large(source)
     with np.load(word) as file:
         arrays = {name: file[name] for name in file.files}
@@ -136,6 +135,11 @@ def _read(source: ModelSource, specs: Sequence[TensorSpec]) -> Items:
         arrays = {specs[0].name: arrays.popitem()[1]}
     axes = {spec.name: spec.item_axis for spec in specs}
     return {name: items_first(array, axes.get(name)) for name, array in arrays.items()}, labels
+
+
+def _unpacked_bytes(word: str) -> int:
+    with zipfile.ZipFile(word) as file:
+        return sum(member.file_size for member in file.infolist())
 
 
 def _too_large(source: ModelSource) -> ModelError:

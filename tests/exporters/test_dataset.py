@@ -165,3 +165,4 @@ def test_large_data_are_refused_before_they_are_read(tmp_path, monkeypatch):
     for data in (tmp_path / "data.npz", f"{__name__}:items"):
         with pytest.raises(ModelError, match="give fewer items"):
             of(IMAGE, data=data)
+    assert labels_in(str(tmp_path / "data.npz")) is None
