@@ -100,6 +100,11 @@ class _Block:
         }
 
 
+def tensor_of(array: Array) -> torch.Tensor:
+    """Return the array as a tensor; bfloat16 and float8 as float32, since torch reads no ml_dtypes (kind "V")."""
+    return torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array)
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A tensor that an engine reads or writes, and its pinned twin on the host, for copies."""
@@ -109,8 +114,7 @@ class Buffer:
 
     def upload(self, array: Array) -> None:
         """Enqueue a copy of the array, cast to the buffer's type. The previous copy must have ended."""
-        # torch reads neither bfloat16 nor float8 from numpy, whose ml_dtypes are of kind "V".
-        self.twin.copy_(torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array))
+        self.twin.copy_(tensor_of(array))
         self.bound.copy_(self.twin, non_blocking=True)
 
     def download(self) -> Array:

@@ -16,6 +16,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsuppor
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.options import OpenVinoOptions
 from exporters.errors import text_of
+from exporters.inputs import numpy_dtype
 
 _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
 """Prefixes of convolution and product kinds, such as FullyConnectedQuantizedLegacy."""
@@ -63,6 +64,14 @@ def _naming_operators(step: str = "") -> Iterator[None]:
         raise Unsupported(f"OpenVINO cannot {why}") from error
 
 
+def _array(tensor: Any) -> Array:
+    """Copy a tensor; floats become float32."""
+    array: Array = tensor.data
+    if tensor.element_type.get_type_name() == "bf16":  # OpenVINO labels its bits float16.
+        array = array.view(numpy_dtype("bfloat16"))
+    return np.array(array, dtype=np.float32) if array.dtype.kind in "fV" else array.copy()
+
+
 class OpenVinoSession:
     """A compiled model and one inference request with its inputs set. Raises OpenVINO's own errors."""
 
@@ -87,14 +96,15 @@ class OpenVinoSession:
     def feed(self, inputs: Sequence[Array]) -> None:
         arrays = self.job.named_inputs(self.names, inputs)
         for number, array in enumerate(arrays):
-            self.request.set_input_tensor(number, self.library.Tensor(array))
+            is_bf16 = array.dtype.kind == "V"  # ml_dtypes' kind, which OpenVINO takes only as bits.
+            bits = (array.view(np.int16), array.shape, self.library.Type.bf16) if is_bf16 else (array,)
+            self.request.set_input_tensor(number, self.library.Tensor(*bits))
 
     def run(self, mark: Mark) -> None:
         self.request.infer()
 
     def outputs(self) -> list[Array]:
-        tensors = [self.request.get_output_tensor(n).data for n in range(len(self.compiled.outputs))]
-        return [np.array(t, dtype=np.float32) if t.dtype.kind == "f" else t.copy() for t in tensors]
+        return [_array(self.request.get_output_tensor(n)) for n in range(len(self.compiled.outputs))]
 
     def output_names(self) -> list[str]:
         return [port.any_name for port in self.compiled.outputs]

@@ -29,6 +29,7 @@ import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Warning, ignore
 from engines.deployment import Deployed, copy_graph, copy_run
+from engines.device import tensor_of
 from engines.layers import ITERATIONS, covered_nodes, record
 from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
@@ -107,7 +108,7 @@ class OrtSession:
     def feed(self, inputs: Sequence[Array]) -> None:
         arrays = self.job.named_inputs([node.name for node in self.session.get_inputs()], inputs)
         for tensor, array in zip(self.inputs, arrays, strict=True):
-            source = torch.from_numpy(array)
+            source = tensor_of(array)
             if self.job.device == "cpu":  # torch's copy_ would leave threads spinning beside ONNX Runtime's.
                 source = source.to(tensor.dtype).contiguous()
                 assert source.shape == tensor.shape, f"{source.shape} instead of {tensor.shape}"
@@ -168,13 +169,12 @@ class OrtSession:
     def _plain_run(self) -> dict[str, float]:
         """Return the ratio of the times of `session.run`, the usual call, which allocates its outputs, and a bound run.
 
-        Return nothing for long calls, which hardly differ, and if NumPy lacks an input's type.
+        Return nothing for long calls, which hardly differ, and for bfloat16, which NumPy lacks.
         """
-        bound = partial(self.run, ignore)
-        try:
-            feeds = {node.name: x.numpy() for node, x in zip(self.session.get_inputs(), self.inputs, strict=True)}
-        except TypeError:
+        bound, nodes = partial(self.run, ignore), self.session.get_inputs()
+        if any(node.type == "tensor(bfloat16)" for node in (*nodes, *self.nodes)):
             return {}
+        feeds = {node.name: x.numpy() for node, x in zip(nodes, self.inputs, strict=True)}
         if (first := _milliseconds(bound, 1)) > _PLAIN_MATTERS_MS:
             return {}
         plain, calls = partial(self.session.run, self.output_names(), feeds), max(1, int(_PLAIN_BLOCK_MS / first))
@@ -301,7 +301,7 @@ class OrtSession:
             raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
         dtype, element = _TYPES[node.type]
         if array is not None and array.size:
-            tensor = torch.from_numpy(array).to(self.job.device, dtype)
+            tensor = tensor_of(array).to(self.job.device, dtype)
         else:  # ONNX Runtime asks for an address, which a tensor without elements lacks.
             memory = torch.empty(max(math.prod(shape), 1), dtype=dtype, device=self.job.device)
             tensor = memory[: math.prod(shape)].view(shape)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from able_engines import needs
+from able_engines import if_able, needs
 from matrix_product import write_product, write_text
 from onnx import TensorProto, helper
 
@@ -17,7 +17,7 @@ import engines
 from engines.base import Job, Unsupported, ignore
 from engines.catalog import ENGINES
 from engines.ort import OrtSession, deploy, open_session
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.inputs import input_specs, numpy_dtype, seeded_inputs
 from exporters.onnx_files import check_onnx
 from exporters.source import ModelError, ModelSource
 
@@ -88,6 +88,19 @@ def test_every_whole_number_is_an_input_and_an_output(tmp_path, kind):
     (found,) = session.outputs()
     assert found.dtype == kind
     np.testing.assert_array_equal(found, job.inputs[0])
+
+
+@pytest.mark.parametrize("engine", ["ort", if_able("openvino")])
+@pytest.mark.parametrize("kind", ["bfloat16", "float"])
+def test_bfloat16_is_an_input_and_an_output(tmp_path, engine, kind):
+    nodes = "b = Cast <to = 16> (x)  h = Cast <to = 1> (b)  d = Add (h, h)  y = Cast <to = 16> (d)"
+    write_text(tmp_path / "g.onnx", f"g ({kind}[n, 4] x) => (bfloat16[n, 4] y) {{ {nodes} }}")
+    session = engines.open_session(engine, job := job_of(tmp_path / "g.onnx", engine=engine))
+    session.feed(job.inputs)
+    session.run(ignore)
+    truth = 2 * job.inputs[0].astype(numpy_dtype("bfloat16")).astype(np.float32)
+    np.testing.assert_array_equal(session.outputs()[0], truth)
+    assert session.proof().device == "cpu"
 
 
 @pytest.mark.parametrize("size", ["0", "past"])
