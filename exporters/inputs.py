@@ -168,7 +168,7 @@ def open_options(source: ModelSource) -> str:
     graph = read_onnx(source.onnx).graph
     inputs = graph_inputs(graph)
     shapes = symbolic_shapes(inputs)
-    usual = _usual_sizes(inputs, batch_symbols(shapes, batch_axes(source, shapes)))
+    usual = _usual_sizes(inputs, batch_symbols(shapes, batch_axes(source, shapes)), source.dimensions)
     sizes = {name: size for name, size in usual.items() if name not in source.dimensions}
     integers = [value.name for value in inputs if _is_whole(value) and value.name not in source.inputs]
     ranges = _value_options({name: usual_range(graph, name) for name in integers})
@@ -180,9 +180,14 @@ def _value_options(ranges: Mapping[str, tuple[int, int]]) -> str:
     return " ".join(f"--input {shlex.quote(f'{name}={low},{high}')}" for name, (low, high) in ranges.items())
 
 
-def _usual_sizes(inputs: Sequence[onnx.ValueInfoProto], batch: Collection[str]) -> dict[str, int]:
-    """Choose a size that most models can run for every free dimension but the batch."""
-    shapes, sizes = symbolic_shapes(inputs), dict[str, int]()
+def _usual_sizes(
+    inputs: Sequence[onnx.ValueInfoProto], batch: Collection[str], dimensions: Mapping[str, int]
+) -> dict[str, int]:
+    """Choose a size that most models can run for every free dimension but the batch; keep the sizes in `dimensions`.
+
+    A symbol such as "past_length + length" or "past_length + 1" has the sum of its terms.
+    """
+    shapes, sizes = symbolic_shapes(inputs), dict(dimensions)
     for value in inputs:
         shape, usual = shapes[value.name], 128 if _is_whole(value) else 256
         for axis, name in enumerate(shape):
@@ -190,6 +195,11 @@ def _usual_sizes(inputs: Sequence[onnx.ValueInfoProto], batch: Collection[str]) 
                 # A recurrent state without names, such as [2, ?, 128], holds one item.
                 is_state = batch and axis == 1 and name.endswith("[1]") and isinstance(shape[0], int)
                 sizes.setdefault(name, 1 if is_state else 16000 if "sample" in name else usual)
+    for name in sizes.keys() - dimensions.keys():
+        terms = re.split(r"\s*\+\s*", name)
+        values = {**sizes, **{term: int(term) for term in terms if term.isdecimal()}}
+        if len(terms) > 1 and values.keys() >= {*terms}:
+            sizes[name] = sum(values[term] for term in terms)
     return sizes
 
 
@@ -352,7 +362,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
             f"{', '.join(free) or 'none'}"
         )
     if names := sorted(set(free) - source.dimensions.keys()):
-        sizes = _usual_sizes(inputs, batch)
+        sizes = _usual_sizes(inputs, batch, source.dimensions)
         example = ", ".join(f"{_yaml_key(name)}: {sizes[name]}" for name in names)
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; give their sizes next to `onnx`, for "

@@ -36,6 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_text(Path("words.onnx"), f"g ({ids}) => (int64[n, sequence] y) {{ y = Identity (input_ids) }}")
     for name, kind in (("fixed", "float[2, 3]"), ("free", "float[n, 3]"), ("half", "float16[n, 3]")):
         write_text(Path(f"{name}.onnx"), f"g ({kind} x) => ({kind} y) {{ y = Identity (x) }}")
+    cache = "float[n, past] key, int64[n, past_x_length] mask, int64[n, past_x_1] place, int64[n, length] ids"
+    cached = write_text(Path("cached.onnx"), f"g ({cache}) => (int64 y) {{ y = Size (ids) }}")
+    cached.write_bytes(cached.read_bytes().replace(b"_x_", b" + "))  # The text format has no such symbols.
     write_text(Path("voice.onnx"), "g (float[n, samples] x, float[2, ?, 8] state) => (int64 y) { y = Size (x) }")
     np.save("ids.npy", np.ones((2, 64), np.int64))
     return tmp_path
@@ -162,6 +165,10 @@ REFUSED = [
         "words.onnx",
         "no fixed size: sequence(.|\n)*on the command line: --shapes sequence=128 --input input_ids=0,100 "
         "--input attention_mask=1,2$",
+    ),
+    (
+        "cached.onnx --shapes length=1",
+        r"--shapes past=256 --shapes 'past \+ length=257' --shapes 'past \+ 1=257' --input mask=1,2",
     ),
     (WORDS, "no range of values for input 'input_ids' .int64.: give --input input_ids=0,100 "),
     ("voice.onnx", r"on the command line: --shapes samples=16000 --shapes 'state\[1\]=1' --batch 1$"),
