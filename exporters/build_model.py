@@ -32,6 +32,8 @@ CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
 _FAULT_CHARACTERS = 400
 """Longest quotation of torch's list of keys."""
+_ALWAYS_UNPACKED, _MOST_COMPRESSED = 2**30, 10
+"""Bytes that any compressed checkpoint may unpack to; larger ones, to this multiple of their size."""
 _SMALL = 0.01
 """Largest constant scale that hides its branch: deep networks' layer scale starts at 1e-5 or 1e-6; the 0.1 of shallow
 networks hides nothing (https://arxiv.org/abs/2103.17239)."""
@@ -139,6 +141,9 @@ def _opened(path: Path) -> Any:
     if is_mappable:
         with zipfile.ZipFile(path) as archive:  # torch silently maps compressed tensors (2.13).
             is_mappable = all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+            unpacked, packed = sum(member.file_size for member in archive.infolist()), path.stat().st_size
+        if unpacked > max(_ALWAYS_UNPACKED, _MOST_COMPRESSED * packed):
+            raise ValueError(f"its {packed:,} bytes unpack to {unpacked:,}")
     return torch.load(path, map_location="cpu", mmap=is_mappable, weights_only=True)
 
 

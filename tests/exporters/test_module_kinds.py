@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 
+from exporters import build_model
 from exporters.build_model import build, load, read_weights
 from exporters.cache import Cache
 from exporters.calls import call
@@ -224,13 +225,29 @@ def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path):
             read(tmp_path / name)
 
 
-def test_compressed_weights_are_read_as_torch_saved_them(tmp_path):
-    state = {"weight": torch.randn(64, 64), "bias": torch.zeros(64)}
-    torch.save(state, tmp_path / "plain.pt")
-    plain, small = tmp_path / "plain.pt", tmp_path / "small.pt"
+def compressed(plain: Path) -> Path:
+    """Rezip a checkpoint, as `zip -r` does."""
+    small = plain.with_name("small.pt")
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as target:
         for member in source.namelist():
             target.writestr(member, source.read(member))
+    return small
+
+
+def test_compressed_weights_that_unpack_to_far_more_are_refused(tmp_path, monkeypatch):
+    torch.save({"weight": torch.zeros(512, 512)}, tmp_path / "plain.pt")
+    plain, small = tmp_path / "plain.pt", compressed(tmp_path / "plain.pt")
+    assert read_weights(small)["weight"].shape == (512, 512)
+    monkeypatch.setattr(build_model, "_ALWAYS_UNPACKED", 2**19)
+    assert read_weights(plain)["weight"].shape == (512, 512)
+    with pytest.raises(ModelError, match=r"its [\d,]+ bytes unpack to 1,04[\d,]+\); save one by"):
+        read_weights(small)
+
+
+def test_compressed_weights_are_read_as_torch_saved_them(tmp_path):
+    state = {"weight": torch.randn(64, 64), "bias": torch.zeros(64)}
+    torch.save(state, tmp_path / "plain.pt")
+    compressed(tmp_path / "plain.pt")
     for name in ("plain.pt", "small.pt"):
         found = read_weights(tmp_path / name)
         assert all(torch.equal(found[key], value) for key, value in state.items())
