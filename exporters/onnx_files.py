@@ -175,7 +175,7 @@ def check_onnx(path: Path) -> None:
         where = f"{path}: tensor {tensor.name!r} keeps its data in {place.location!r}"
         if not data.is_file():
             raise ModelError(f"{where}, which is missing; copy it next to the model")
-        end, has = (place.offset or 0) + (place.length or min(math.prod(tensor.dims), 1)), data.stat().st_size
+        end, has = (place.offset or 0) + (place.length or _least_bytes(tensor)), data.stat().st_size
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
     model = read_onnx(path)
@@ -190,6 +190,17 @@ def check_onnx(path: Path) -> None:
         onnx.checker.check_model(model if external or filled else str(path))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
+
+
+def _least_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the bytes of a tensor's data; at most 1 for types of ml_dtypes, which may pack several into a byte."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    count: int = math.prod(tensor.dims)
+    with contextlib.suppress(KeyError):  # The checker reports an unknown type.
+        dtype = tensor_dtype_to_np_dtype(tensor.data_type)
+        return count * int(dtype.itemsize) if dtype.kind in "biufc" else min(count, 1)
+    return min(count, 1)
 
 
 def _fill_outputs(graph: onnx.GraphProto) -> bool:

@@ -39,14 +39,15 @@ def of(made: Callable[[], Any]) -> Maker:
     return lambda folder: written(made(), folder)
 
 
-def external(*locations: str) -> Any:
+def external(*locations: str, length: str = "64") -> Any:
     made = good()
     tensor = made.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     for location in locations:
         tensor.external_data.add(key="location", value=location)
-    tensor.external_data.add(key="length", value="64")
+    if length:
+        tensor.external_data.add(key="length", value=length)
     return made
 
 
@@ -64,6 +65,12 @@ def said_twice(folder: Path) -> Path:
 def past_the_end(folder: Path) -> Path:
     (folder / "w.bin").write_bytes(bytes(8))
     return written(external("w.bin"), folder)
+
+
+def cut_off_without_length(folder: Path) -> Path:
+    """PyTorch's first exporter writes a file for each large weight, and no length."""
+    (folder / "w.bin").write_bytes(bytes(8))
+    return written(external("w.bin", length=""), folder)
 
 
 def a_pipe(folder: Path) -> Path:
@@ -101,6 +108,11 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     "data nowhere": (of(lambda: external("nowhere.bin")), "failed", "in 'nowhere.bin', which is missing"),
     "data past the end": (
         past_the_end,
+        "failed",
+        "byte 64, and that file has 8: truncated; copy or save it again",
+    ),
+    "data cut off, without a length": (
+        cut_off_without_length,
         "failed",
         "byte 64, and that file has 8: truncated; copy or save it again",
     ),
