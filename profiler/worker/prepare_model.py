@@ -272,8 +272,10 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
         return alone
     try:
         together = _run(source, specs, state, affordable)[0]
-    except ModelError:
+    except ModelError as error:
         if affordable <= REFERENCE_ITEMS:
+            if alone is not None:  # The graph's batch is free by name alone.
+                error.args = (f"{error}; it runs at --batch 1",)
             raise
         with contextlib.suppress(ModelError):  # The host may run out of memory before a GPU does.
             return _run(source, specs, state, REFERENCE_ITEMS)[0]

@@ -655,6 +655,14 @@ def test_float64_is_the_reference_where_fp32_rounds(measure, tmp_path, nodes, ma
     assert "no-parity" not in {warning.kind for warning in result.warnings}, "an item alone is its row of the batch"
 
 
+def test_a_graph_that_runs_only_one_item_names_its_batch(measure, tmp_path):
+    text = "g (float[batch, 4] x) => (float[batch, 4] y) <int64[2] s = {1, 4}> { y = Reshape (x, s) }"
+    graph = ModelSource("g", onnx=write_text(tmp_path / "g.onnx", text))
+    with pytest.raises(ModelError, match=r"cannot be made: .*; it runs at --batch 1$"):
+        measure(case(graph, engine="ort"))
+    assert measure(case(graph, engine="ort", batch_size=1)).status == "ok"
+
+
 def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure, tmp_path):
     result = measure(tokens(tmp_path / "zeros.onnx", factor=0))
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
