@@ -56,7 +56,7 @@ def named_entry(word: str | Path) -> dict[str, Any]:
     if "onnx" in entry:
         path = Path(word).absolute()  # Follows no link: external data lie beside it.
         if not named_files.is_file(path):
-            files = sorted(file.name for file in path.parent.glob("*.onnx"))
+            files = sorted(file.name for file in path.parent.glob("*.onnx") if file.is_file())
             raise ConfigError(f"there is no file {word}{nearest(path.name, files, 'give its path')}")
         return {**entry, "onnx": str(path)}
     return entry if "factory" in entry else {"network": str(word), **entry}

@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder with a factory, a graph of words, one with a fixed batch, one in fp16."""
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
+    Path("folder.onnx").mkdir()
     ids = "int64[n, sequence] input_ids, int64[n, sequence] attention_mask"
     write_text(Path("words.onnx"), f"g ({ids}) => (int64[n, sequence] y) {{ y = Identity (input_ids) }}")
     for name, kind in (("fixed", "float[2, 3]"), ("free", "float[n, 3]"), ("half", "float16[n, 3]")):
@@ -144,6 +145,7 @@ def test_a_range_of_values_may_be_of_any_numbers():
 
 REFUSED = [
     ("nope.onnx", "^there is no file nope.onnx; "),
+    ("folder.onnx", "^there is no file folder.onnx; (?!did you mean 'folder.onnx')"),
     ("word.onnx", "^there is no file word.onnx; did you mean .words.onnx"),
     ("resnet05", "'resnet05' is neither a file nor a model nor a command; did you mean 'resnet50'"),
     ("qqq", "nor a command; your function is module:function"),
