@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
@@ -159,6 +160,13 @@ def test_futures_among_the_outputs_are_awaited(kind):
         assert all(torch.equal(tensor, torch.ones(2)) for tensor in named_outputs(result).values())
 
 
+class Later(list[Tensor]):
+    """Computes its tensors while they are read."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (tensor + 1 for tensor in super().__iter__())
+
+
 @pytest.mark.parametrize(
     ("result", "computes"),
     [
@@ -171,6 +179,7 @@ def test_futures_among_the_outputs_are_awaited(kind):
         (torch.ones(2).as_subclass(Own), True),
         ({"a": [torch.ones(2).as_subclass(Own)]}, True),
         (UserDict(a=torch.ones(2)), True),
+        (Later([torch.ones(2)]), True),
     ],
 )
 def test_results_of_the_models_own_classes_may_compute_when_they_are_read(result, computes):
