@@ -220,7 +220,8 @@ def _fill_outputs(graph: onnx.GraphProto) -> bool:
 def too_new(path: Path, taker: str, message: str) -> str | None:
     """Say that the taker refuses a newer file, if its message has the limit."""
     limit = _TOO_NEW.search(message)
-    return limit and f"{path} is too new for {taker} ({limit[0]}); export it again with an older opset or IR version"
+    mend = "export it again with an older opset or IR version, or lower these by onnx.version_converter and ir_version"
+    return limit and f"{path} is too new for {taker} ({limit[0]}); {mend}"
 
 
 def is_float32(path: Path) -> bool:
