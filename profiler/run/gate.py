@@ -46,7 +46,7 @@ from profiler.run.command import (
 )
 from profiler.run.model_job import ModelJob
 from profiler.run.progress import Display
-from profiler.run.runner import Runner, Supervisor
+from profiler.run.runner import Runner
 from profiler.stats.intervals import rounds_interval
 from profiler.stats.samples import Interval
 from profiler.tables.numbers import counted, duration, grouped, percent, relative
@@ -223,14 +223,14 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, agai
     """Measure rounds until every cell has a verdict or no further round fits into the time."""
     for runner in (new, old):
         begin(runner)
-    with new.supervised() as of_new:
-        of_old = Supervisor(old, of_new.watcher, of_new.quiet, of_new.holders)
+    with new.supervised():
+        old.supervisor = replace(new.supervisor, logs=old.run.logs, path=old.config.path, cold={})
         try:  # First: a mistake in its name should show at once.
-            old.prepare([cell.old for cell in cells], of_new.holders)
+            old.prepare([cell.old for cell in cells])
         except ConfigError as error:
             raise ConfigError(f"--against {against}: {error}") from None
-        new.prepare([cell.new for cell in cells], of_new.holders)
-        of_new.holders.give_up()  # All forks of a holder would share its memory layout.
+        new.prepare([cell.new for cell in cells])
+        new.supervisor.holders.give_up()  # All forks of a holder would share its memory layout.
         for number in count():
             waiting = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]
             waiting = [cell for cell in waiting if not new.is_over(cell.next_seconds)]
@@ -239,26 +239,25 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, agai
             for cell in waiting:
                 if not new.is_over(cell.next_seconds):
                     began = time.monotonic()
-                    _add_round(cell, number, of_new, of_old)
+                    _add_round(cell, number, new, old)
                     cell.next_seconds = time.monotonic() - began
                     cell.seconds += cell.next_seconds
 
 
-def _replicate(supervisor: Supervisor, case: Case, number: int) -> Result | None:
+def _replicate(runner: Runner, case: Case, number: int) -> Result | None:
     """Measure a replicate; return None if it did not end in time."""
-    runner, replicate = supervisor.runner, replace(case, replicate=number)
-    task = replace(runner.tasks[case.id], case=replicate, scores=False)
-    runner.measure_each([task], supervisor, is_estimated=False)
+    replicate = replace(case, replicate=number)
+    runner.measure_each([replace(runner.tasks[case.id], case=replicate, scores=False)], is_estimated=False)
     return runner.run.results().get(replicate.id)
 
 
-def _add_round(cell: Pair, number: int, new: Supervisor, old: Supervisor) -> None:
+def _add_round(cell: Pair, number: int, new: Runner, old: Runner) -> None:
     """Measure a process of each side, alternating which is first. A round that the time ends does not count."""
     latencies, disturbed = dict[bool, float](), 0
     for is_new in (True, False) if number % 2 else (False, True):
-        supervisor, case = (new, cell.new) if is_new else (old, cell.old)
-        supervisor.runner.display.label = f"[round {number + 1}, {'new' if is_new else 'old'}]"
-        if (result := _replicate(supervisor, case, number)) is None:
+        runner, case = (new, cell.new) if is_new else (old, cell.old)
+        runner.display.label = f"[round {number + 1}, {'new' if is_new else 'old'}]"
+        if (result := _replicate(runner, case, number)) is None:
             return
         if result.status != "ok" or result.latency_ms is None:
             why = f"{result.status}: {result.reason}"

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -113,6 +114,10 @@ class Runner:
     hopeless_cases: int = 0
     search_ended: bool = True
     """False if a search ran out of time."""
+    supervisor: Supervisor = field(init=False)
+    """Set while the run has the device."""
+    compiled: set[str] = field(default_factory=set)
+    """Cases that were compiled ahead, even in vain."""
 
     @property
     def _uuid(self) -> str | None:
@@ -132,38 +137,39 @@ class Runner:
         searched = [case for case in searched if case.family in families or self._search(case, retry).next_batch()]
         if not (runnable or searched or self.config.search or self.missing_replicates()):
             return
-        with self.supervised() as supervisor:
+        with self.supervised():
             self.firsts = self.first_takes()
             # A profile takes its layers' names from graphs, which later waves would export.
             is_sorted = self.by_name or self.config.skip or math.isfinite(self.deadline)
             is_sorted &= not self.config.profile
             waves, late = in_waves(runnable) if is_sorted else ([runnable], [])
             if self.config.search:
-                self._measure_with_trials(waves, late, supervisor)
+                self._measure_with_trials(waves, late)
             else:
                 with self._reserving(_CONFIRMING):  # Confirming a winner is worth more than a further case.
-                    self._measure_waves(waves, supervisor, late)
-                    self._measure_again(supervisor)  # A disturbed figure must not decide who may win.
-                self._measure_winners(supervisor)
+                    self._measure_waves([*waves, late])
+                    self._measure_again()  # A disturbed figure must not decide who may win.
+                self._measure_winners()
                 if rest := self._unmeasured(runnable):
-                    self._measure_waves([sorted(rest, key=lambda case: case.is_base)], supervisor)
-                    self._measure_winners(supervisor)
-            self._measure_again(supervisor)
+                    self._measure_waves([sorted(rest, key=lambda case: case.is_base)])
+                    self._measure_winners()
+            self._measure_again()
             if searched and not self.is_over():
-                supervisor.holders.give_up()  # The search needs their memory.
+                self.supervisor.holders.give_up()  # The search needs their memory.
                 # An odd and an even batch make the two references of gradients.
                 batches = [replace(case, batch_size=batch) for batch in (1, 2) for case in searched]
-                self._search_all(self._make_ready(batches, supervisor)[: len(searched)], retry, supervisor)
+                self._search_all(self._make_ready(batches)[: len(searched)], retry)
 
     @contextlib.contextmanager
-    def supervised(self) -> Iterator[Supervisor]:
+    def supervised(self) -> Iterator[None]:
         """Claim the device, read its telemetry, and hold models until the run ends."""
         with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
             # Of --within, most is for measuring.
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display, _WAITING * self.within)
             quiet.start()
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                yield Supervisor(self, watcher, quiet, holders)
+                self.supervisor = Supervisor(self.run.logs, self.config.path, watcher, quiet, holders)
+                yield
 
     def begin_in(self, seconds: float, started: float) -> None:
         """Limit the run to `seconds` after its start."""
@@ -183,9 +189,9 @@ class Runner:
         """Return whether another `seconds` of work would exceed the run's time."""
         return time.monotonic() + seconds > self.deadline
 
-    def prepare(self, cases: Sequence[Case], holders: Holders) -> list[Task]:
+    def prepare(self, cases: Sequence[Case]) -> list[Task]:
         """Prepare the cases' models; return a task for each. Raises ConfigError if a bare model cannot be loaded."""
-        config, limits = self.config, (self._uuid, self.deadline)
+        config, holders, limits = self.config, self.supervisor.holders, (self._uuid, self.deadline)
         prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, *limits)
         failures = [model.failures["model"] for model in prepared.values() if "model" in model.failures]
         if self.by_name and failures and not self.first_seconds and not self.is_over():
@@ -196,10 +202,10 @@ class Runner:
         self.tasks |= {task.case.id: task for task in tasks}
         return tasks
 
-    def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor) -> list[Task]:
+    def _make_ready(self, cases: Sequence[Case]) -> list[Task]:
         """Prepare the cases, and wait for a quiet machine."""
-        tasks = self.prepare(cases, supervisor.holders)
-        supervisor.quiet.start()
+        tasks = self.prepare(cases)
+        self.supervisor.quiet.start()
         return tasks
 
     def _measure_roofs(self, cases: Sequence[Case]) -> None:
@@ -234,10 +240,8 @@ class Runner:
         results = self.run.results().values()
         return {r.case_id: _without_samples(r) for r in results if r.status == "ok" and retaken(r.warnings)}
 
-    def _measure_waves(
-        self, waves: Sequence[Sequence[Case]], supervisor: Supervisor, late: Sequence[Case] = ()
-    ) -> None:
-        waves, done, ready, are_all_ready = [wave for wave in (*waves, late) if wave], 0, list[Task](), False
+    def _measure_waves(self, waves: Sequence[Sequence[Case]]) -> None:
+        waves, done, ready, are_all_ready = [wave for wave in waves if wave], 0, list[Task](), False
         for number, wave in enumerate(waves):
             if self.is_over():
                 break
@@ -245,22 +249,22 @@ class Runner:
             if not are_all_ready:
                 # The first wave's rows come soonest; then idle cores prepare and compile all that follows at once.
                 are_all_ready = not is_first and _CORES_PER_BUILD > 1 and math.isinf(self.deadline)
-                ready = self._make_ready([*wave, *later] if are_all_ready else wave, supervisor)
+                ready = self._make_ready([*wave, *later] if are_all_ready else wave)
                 ready = self._skip(ready, same_programs(ready, self.chosen))
             now = {case.id for case in wave}
             tasks, ready = ([t for t in ready if (t.case.id in now) == is_now] for is_now in (True, False))
             tasks = self._skip(tasks, beaten(tasks, self.chosen, self._merged()) if self.config.skip else [])
             later = [task.case for task in ready] if are_all_ready else later
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Failures first: users can act.
-            supervisor.build_ahead(tasks, ready)
+            self.build_ahead(tasks, ready)
             runnable = [task.case for task in tasks if failure(task.case, task.prepared) is None]
             if is_first:  # Show the first row before the roofs, which take seconds.
                 first = len(tasks) - len(runnable) + 1
                 after = [*(task.case for task in tasks[first:]), *later]
-                self.first_seconds += self.measure_each(tasks[:first], supervisor, done=done, later=after)
+                self.first_seconds += self.measure_each(tasks[:first], done=done, later=after)
                 done, tasks = done + len(tasks[:first]), tasks[first:]
             self._measure_roofs(runnable)
-            self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
+            self.first_seconds += self.measure_each(tasks, done=done, later=later)
             done += len(tasks)
 
     def _skip(self, tasks: Sequence[Task], results: Sequence[Result]) -> list[Task]:
@@ -278,21 +282,19 @@ class Runner:
             self.display.announce(f"skipping {counted(len(skipped), 'case')} (--all measures them): {why}")
         return [task for task in tasks if task.case.id not in {result.case_id for result in skipped}]
 
-    def _measure_with_trials(
-        self, waves: Sequence[Sequence[Case]], late: Sequence[Case], supervisor: Supervisor
-    ) -> None:
+    def _measure_with_trials(self, waves: Sequence[Sequence[Case]], late: Sequence[Case]) -> None:
         planned = [case for wave in waves for case in wave]
         with self._reserving(_TRIALS + _CONFIRMING):
-            self._measure_waves(waves, supervisor)
+            self._measure_waves(waves)
         with self._reserving(_CONFIRMING):
             # Another preset is worth more than a trial, unless it compiles.
             quick = [case for case in self._unmeasured(planned) if not ENGINES[case.engine].compiles]
-            self._measure_waves([quick], supervisor)
-        self._try_options(supervisor)
-        self._measure_waves([self._unmeasured(planned)], supervisor, late)
-        self._try_options(supervisor)
+            self._measure_waves([quick])
+        self._try_options()
+        self._measure_waves([self._unmeasured(planned), late])
+        self._try_options()
 
-    def _try_options(self, supervisor: Supervisor) -> None:
+    def _try_options(self) -> None:
         """Try new neighbours of the best configurations, then confirm the winner."""
         with self._reserving(_CONFIRMING):
             while (trials := next_trials(self._merged(), self.plan, self.run.results())) and not self.is_over():
@@ -300,10 +302,10 @@ class Runner:
                 new = [case for case in trials if case.id not in planned]
                 self.plan, self.chosen = [*self.plan, *new], [*self.chosen, *new]
                 self.display.announce(f"searching: {counted(len(trials), 'configuration')} next to the best")
-                self._measure_waves([trials], supervisor)
+                self._measure_waves([trials])
                 if len(self.run.results()) == before:
                     break
-        self._measure_winners(supervisor)
+        self._measure_winners()
         self.search_ended = not trials and not self.is_over()
 
     def _unmeasured(self, cases: Iterable[Case]) -> list[Case]:
@@ -332,7 +334,7 @@ class Runner:
                     replicates += further(case, self.config.replicates, processes)
         return sorted((case for case in replicates if case.id not in results), key=lambda case: case.replicate)
 
-    def _measure_winners(self, supervisor: Supervisor) -> None:
+    def _measure_winners(self) -> None:
         """Measure likely winners in further processes; after a search until one verdict remains."""
         for processes in processes_of_winners(self.config.search):
             cases = self.missing_replicates(processes)
@@ -341,21 +343,21 @@ class Runner:
             if not cases:
                 continue
             self.display.announce(f"confirming likely winners in further processes: {counted(len(cases), 'case')}")
-            tasks = self._make_ready(cases, supervisor)
+            tasks = self._make_ready(cases)
             self._measure_roofs(cases)
-            seconds = self.measure_each(tasks, supervisor)
+            seconds = self.measure_each(tasks)
             if not seconds:
                 break
             self.first_seconds += seconds
 
-    def _measure_again(self, supervisor: Supervisor) -> None:
+    def _measure_again(self) -> None:
         """Measure disturbed cases once more, bases first, within the job's share of the time."""
         again = [task for id_, task in self.tasks.items() if id_ in self.firsts]
         again.sort(key=lambda task: not task.case.is_base)
         allowed = self.config.budget.repeats * self.first_seconds - self.second_seconds
         if again and allowed > 0 and not self.is_over() and not self._is_hopeless():
             self.display.announce(f"measuring {counted(len(again), 'case')} again, for at most {duration(allowed)}")
-            self.second_seconds += self.measure_each(again, supervisor, allowed)
+            self.second_seconds += self.measure_each(again, allowed)
 
     def _is_hopeless(self) -> bool:
         """Return whether further processes would be useless because the machine stays busy; announce it."""
@@ -369,7 +371,6 @@ class Runner:
     def measure_each(
         self,
         tasks: Sequence[Task],
-        supervisor: Supervisor,
         allowed: float = math.inf,
         done: int = 0,
         later: Sequence[Case] = (),
@@ -384,21 +385,21 @@ class Runner:
         for number, task in enumerate(tasks):
             if spent >= allowed:
                 break
-            seconds = self.estimate(task.case, supervisor) if is_estimated else 0.0
+            seconds = self.estimate(task.case) if is_estimated else 0.0
             if self.is_over(seconds):
                 self.too_long[task.case.id] = seconds
                 continue  # A shorter one may still fit.
             remaining = *(task.case for task in tasks[number:]), *later
-            seconds_left = sum(self.estimate(case, supervisor) for case in remaining)
+            seconds_left = sum(map(self.estimate, remaining))
 
             def tick(phase: str, task: Task = task, number: int = number, seconds_left: float = seconds_left) -> None:
                 self.display.measuring(task.case, phase, done + number, total, seconds_left)
 
             tick("start")
-            task, was_built = self._intact(task, supervisor), supervisor.has_built(task.case)
-            result = supervisor.measure_one(task, tick)
-            if result.status != "ok" and (again := self._intact(task, supervisor)) is not task:
-                result = supervisor.measure_one(again, tick)
+            task, was_built = self._intact(task), self.supervisor.has_built(task.case)
+            result = self.supervisor.measure_one(task, tick, self.deadline)
+            if result.status != "ok" and (again := self._intact(task)) is not task:
+                result = self.supervisor.measure_one(again, tick, self.deadline)
             if result.status == "timeout" and self.is_over():
                 break  # The run was too short, not the case too long.
             seconds, engine = sum(result.phases.values()), task.case.engine
@@ -414,21 +415,53 @@ class Runner:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
 
-    def _intact(self, task: Task, supervisor: Supervisor) -> Task:
+    def build_ahead(self, tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
+        """Compile cases side by side if their engines share kernels; idle cores compile `later` cases, too.
+
+        Ignores failures: measuring reports them.
+        """
+        first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
+        limit = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS))
+        room = max(0, limit - len(first)) if first else 0
+        first |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
+        slots = min(limit, len(first) or 1)
+        # Cases that compile nothing are measured first.
+        seconds = sum(self.estimate(t.case) for t in tasks if not ENGINES[t.case.engine].compiles)
+        for id_, task in list(first.items()):
+            seconds += self.estimate(task.case) / slots
+            if self.is_over(seconds):
+                del first[id_]
+        if len(first) > 1:
+            self.compiled |= first.keys()
+            workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
+            calls = [
+                self.supervisor.call("prepare_model:build_ahead", task, self.deadline, workers)
+                for task in first.values()
+            ]
+            outcomes = run_all(calls, slots, lambda done: self.display.doing("compiling", done, len(calls)))
+            forget_choices()
+            built = zip(first, outcomes, strict=True)
+            self.supervisor.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
+
+    def _compiles_ahead(self, task: Task) -> bool:
+        is_first = ENGINES[task.case.engine].shares_kernels and not task.case.replicate
+        return is_first and task.case.id not in self.compiled and failure(task.case, task.prepared) is None
+
+    def _intact(self, task: Task) -> Task:
         """Return the task, prepared again if the cache lost its files."""
         if all(map(Cache().has, task.prepared.files(task.case))):
             return task
         self.display.announce(f"{task.case.model}: prepared again, since the cache lost files")
-        supervisor.holders.forget()
-        (again,) = self.prepare([task.case], supervisor.holders)
-        supervisor.holders.give_up()  # A gate must not fork its processes from holders.
+        self.supervisor.holders.forget()
+        (again,) = self.prepare([task.case])
+        self.supervisor.holders.give_up()  # A gate must not fork its processes from holders.
         return replace(task, prepared=again.prepared)
 
-    def estimate(self, case: Case, supervisor: Supervisor) -> float:
+    def estimate(self, case: Case) -> float:
         """Estimate a case's seconds by its engine's last case and usual build; guess if either is unknown."""
         if (task := self.tasks.get(case.id)) and failure(case, task.prepared) is not None:
             return 0.0
-        is_built, last = supervisor.has_built(case), self.last_seconds.get(case.engine)
+        is_built, last = self.supervisor.has_built(case), self.last_seconds.get(case.engine)
         build = 0.0 if is_built else None if builds_long(case) else self.last_builds.get(case.engine)
         if last is None or build is None:
             return estimate_seconds(case, self.config.budget, is_built)
@@ -475,7 +508,7 @@ class Runner:
                 search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
         return search
 
-    def _search_all(self, tasks: Sequence[Task], retry: bool, supervisor: Supervisor) -> None:
+    def _search_all(self, tasks: Sequence[Task], retry: bool) -> None:
         for number, task in enumerate(tasks):
             search = self._search(task.case, retry)
             while not self.is_over() and (batch := search.next_batch()) is not None:
@@ -491,7 +524,7 @@ class Runner:
                 if result is None:
                     budget = short(self.config.budget)
                     attempt = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
-                    result = supervisor.measure_one(attempt, tick)
+                    result = self.supervisor.measure_one(attempt, tick, self.deadline)
                     if result.status == "timeout" and self.is_over():
                         break
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
@@ -503,61 +536,33 @@ class Runner:
 class Supervisor:
     """Measures a case in its own process on a quiet machine, and adds the device's telemetry."""
 
-    runner: Runner
+    logs: Path
+    path: tuple[str, ...]
+    """Folders of a user's factories."""
     watcher: Watcher
     quiet: Quiet
-    holders: Holders = field(default_factory=Holders)
+    holders: Holders
     cold: dict[str, float | None] = field(default_factory=dict)
     """Seconds of each configuration's first build, by the id of its first replicate; later builds reuse it.
     Other builds may have run beside it."""
-    compiled: set[str] = field(default_factory=set)
-    """Cases that were compiled ahead, even in vain."""
-
-    def build_ahead(self, tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
-        """Compile cases side by side if their engines share kernels; idle cores compile `later` cases, too.
-
-        Ignores failures: measuring reports them.
-        """
-        first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
-        limit = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS))
-        room = max(0, limit - len(first)) if first else 0
-        first |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
-        slots = min(limit, len(first) or 1)
-        # Cases that compile nothing are measured first.
-        seconds = sum(self.runner.estimate(t.case, self) for t in tasks if not ENGINES[t.case.engine].compiles)
-        for id_, task in list(first.items()):
-            seconds += self.runner.estimate(task.case, self) / slots
-            if self.runner.is_over(seconds):
-                del first[id_]
-        if len(first) > 1:
-            self.compiled |= first.keys()
-            workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
-            calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
-            outcomes = run_all(calls, slots, lambda done: self.runner.display.doing("compiling", done, len(calls)))
-            forget_choices()
-            built = zip(first, outcomes, strict=True)
-            self.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
 
     def has_built(self, case: Case) -> bool:
         """Return whether the case's configuration was built, so that a build now reuses it."""
         return replace(case, replicate=0).id in self.cold
 
-    def _compiles_ahead(self, task: Task) -> bool:
-        is_first = ENGINES[task.case.engine].shares_kernels and not task.case.replicate
-        return is_first and task.case.id not in self.compiled and failure(task.case, task.prepared) is None
-
-    def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
-        """Measure one case; build its engine in an earlier process, so that the build's memory does not count."""
+    def measure_one(self, task: Task, tick: Callable[[str], None], deadline: float = math.inf) -> Result:
+        """Measure one case, until the deadline; build its engine in an earlier process, whose memory does not count."""
         if (outcome := failure(task.case, task.prepared)) is not None:
             return Result(task.case.id, outcome.status, [str(outcome.reason)], log=log_name(outcome.log))
         built = None
         if ENGINES[task.case.engine].builds is not None:
-            built = self._run("prepare_model:build_ahead", task, tick)
+            built = self._run("prepare_model:build_ahead", task, tick, deadline)
             if built.status != "ok":
                 return result_of(task.case.id, built)
         self.quiet.start()
         was_shared = self.quiet.is_shared()
-        result = self._result(task.case.id, self._run("measure_case:measure_case", task, tick))
+        outcome = self._run("measure_case:measure_case", task, tick, deadline)
+        result = self._result(task.case.id, outcome)
         if was_shared or self.quiet.is_shared():
             result.warnings.append(Warning(DISTURBED, "another run measured on the same device"))
         if built is not None:
@@ -584,29 +589,27 @@ class Supervisor:
             return Result(case_id, "crashed", [reason], phases=outcome.seconds, entered=outcome.entered)
         return result
 
-    def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
+    def _run(self, function: str, task: Task, tick: Callable[[str], None], deadline: float) -> Outcome:
         """Run a worker's function within the task's limits; delete a log that stays empty."""
-        call = self._call(function, task)
+        call = self.call(function, task, deadline)
         outcome = run_one(call, lambda child: tick(child.progress or child.phase))
         if call.log.exists() and not call.log.stat().st_size:
             call.log.unlink()
         return outcome
 
-    def _call(self, function: str, task: Task, environment: Mapping[str, str] | None = None) -> Call:
-        runner = self.runner
+    def call(self, function: str, task: Task, deadline: float, environment: Mapping[str, str] | None = None) -> Call:
+        """Make the call of a worker's function, within the task's limits and the deadline."""
         return Call(
             f"profiler.worker.{function}",
             task,
-            runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log",
+            self.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log",
             timeout=task.budget.timeout,
             build_timeout=task.budget.build_timeout,
             environment={"CUDA_VISIBLE_DEVICES": task.gpu or "", **(environment or {})},
-            path=runner.config.path,
-            origin=origin_of(runner.run.logs, task.case.source.name)
-            if ENGINES[task.case.engine].needs == "torch"
-            else None,
+            path=self.path,
+            origin=origin_of(self.logs, task.case.source.name) if ENGINES[task.case.engine].needs == "torch" else None,
             returns=BuiltAhead if function.endswith("build_ahead") else object,
-            deadline=runner.deadline,
+            deadline=deadline,
         )
 
     def _add_telemetry(self, result: Result) -> None:

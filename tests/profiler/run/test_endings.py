@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -111,10 +109,8 @@ def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
     """Measure the case of a batch size."""
 
     def measured(batch: int) -> Result:
-        config = SimpleNamespace(path=(str(folder),))
-        run = SimpleNamespace(run=SimpleNamespace(logs=folder), config=config, deadline=math.inf)
         with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-            supervisor = module.Supervisor(run, watcher, alone)
+            supervisor = module.Supervisor(folder, (str(folder),), watcher, alone, Holders())
             return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)
 
     return measured

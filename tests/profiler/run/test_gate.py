@@ -19,10 +19,13 @@ from engines.base import Warning
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
+from profiler.processes.holders import Holders
 from profiler.results.result import Result
 from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
+from profiler.run.runner import Supervisor
+from profiler.run.watch import Watcher
 from profiler.worker.task import Prepared, Task
 
 CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
@@ -101,12 +104,12 @@ def test_of_jobs_with_several_models_the_names_count():
 
 
 def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
-    monkeypatch.setattr(gate, "_replicate", lambda side, case, number: side.results.pop(0))
+    monkeypatch.setattr(gate, "_replicate", lambda runner, case, number: runner.results.pop(0))
 
     def side(*latencies: float | None, kind: str = "outliers") -> Any:
         given: dict[str, Any] = {"clock": "host", "warnings": [Warning(kind, "by others")]}
         results = [ms and Result(CASE.id, "ok", samples={"host": [ms]}, **given) for ms in latencies]
-        return SimpleNamespace(runner=SimpleNamespace(display=SimpleNamespace()), results=results)
+        return SimpleNamespace(display=SimpleNamespace(), results=results)
 
     begun = cell()
     _add_round(begun, 0, side(1.0), side(2.0, kind="disturbed"))
@@ -117,10 +120,13 @@ def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch):
     assert (len(begun.logs), begun.disturbed) == (2, 1)
 
 
-def test_no_round_is_started_that_cannot_end_in_time(monkeypatch):
-    seconds, supervisor = [0.0], SimpleNamespace(watcher=None, quiet=None, holders=SimpleNamespace(give_up=list))
+def test_no_round_is_started_that_cannot_end_in_time(monkeypatch, tmp_path, alone):
+    seconds: list[float] = [0.0]
     runner: Any = SimpleNamespace(
-        supervised=lambda: contextlib.nullcontext(supervisor),
+        supervised=contextlib.nullcontext,
+        supervisor=Supervisor(tmp_path, (), Watcher(None, tmp_path, tmp_path), alone, Holders()),
+        run=SimpleNamespace(logs=tmp_path),
+        config=SimpleNamespace(path=()),
         prepare=lambda *_: None,
         is_over=lambda more=0.0: seconds[0] + more > 17,
     )
@@ -128,7 +134,7 @@ def test_no_round_is_started_that_cannot_end_in_time(monkeypatch):
     def take_four(*_: Any) -> None:
         seconds[0] += 4
 
-    for name, fake in {"begin": lambda _: None, "Supervisor": lambda *_: None, "_add_round": take_four}.items():
+    for name, fake in {"begin": lambda _: None, "_add_round": take_four}.items():
         monkeypatch.setattr(gate, name, fake)
     monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     cells = [cell(), cell(), cell()]
@@ -141,9 +147,9 @@ def test_a_gate_judges_outputs_without_labels():
     runner = SimpleNamespace(
         tasks={CASE.id: Task(CASE, Prepared(labels="key"), Budget())},
         run=SimpleNamespace(results=dict),
-        measure_each=lambda tasks, supervisor, is_estimated: measured.extend(tasks),
+        measure_each=lambda tasks, is_estimated: measured.extend(tasks),
     )
-    assert gate._replicate(SimpleNamespace(runner=runner), CASE, 0) is None
+    assert gate._replicate(runner, CASE, 0) is None
     assert [task.scores for task in measured] == [False]
 
 

@@ -25,6 +25,7 @@ from profiler.job.case import Budget, Case
 from profiler.job.config import config_of
 from profiler.machine.nvml import Reading
 from profiler.machine.target import Target
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.results.result import Kept, Result, Stage
@@ -170,12 +171,12 @@ def test_the_time_left_has_a_build_for_each_configuration_without_one(tmp_path, 
     monkeypatch.setattr(module.Supervisor, "_add_telemetry", lambda *_: None)
     display, config = Told(), config_of({"models": ["alexnet"], "engines": ["trt"]})
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
-    measure = module.Supervisor(runner, None, alone)
-    runner.measure_each([Task(each, Prepared(), Budget()) for each in cases], measure)
+    runner.supervisor = supervisor(tmp_path, None, alone)
+    runner.measure_each([Task(each, Prepared(), Budget()) for each in cases])
     assert display.left[1:] == pytest.approx([3 * SECONDS + 40, 2 * (SECONDS + 0.5) + 40, SECONDS + 0.5 + 40])
     again = replace(cases[0], variant="again", options={"rebuild": True})
-    runner.measure_each([Task(again, Prepared(), Budget())], measure)
-    assert not measure.has_built(again), "each replicate builds, and has its own build_s"
+    runner.measure_each([Task(again, Prepared(), Budget())])
+    assert not runner.supervisor.has_built(again), "each replicate builds, and has its own build_s"
 
 
 @pytest.mark.parametrize(
@@ -191,11 +192,12 @@ def test_a_build_of_minutes_or_ahead_of_its_case_or_cached_is_no_estimate_of_oth
     monkeypatch.setattr(module.Supervisor, "measure_one", lambda *_: Result(first.id, "ok", phases=phases, proof=proof))
     config = config_of({"models": ["alexnet"], "engines": ["compiled"], "budget": {"seconds": 1}})
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], {}, Told())
-    supervisor = module.Supervisor(runner, None, alone, cold={first.id: 20.0} if ahead else {})
-    runner.measure_each([Task(first, Prepared(), Budget())], supervisor)
-    assert runner.estimate(other, supervisor) == seconds
+    runner.supervisor = supervisor(tmp_path, None, alone)
+    runner.supervisor.cold |= {first.id: 20.0} if ahead else {}
+    runner.measure_each([Task(first, Prepared(), Budget())])
+    assert runner.estimate(other) == seconds
     runner.tasks[other.id] = Task(other, Prepared(failures={"model": Outcome("failed", "no weights")}), Budget())
-    assert runner.estimate(other, supervisor) == 0, "a row, but no process"
+    assert runner.estimate(other) == 0, "a row, but no process"
 
 
 def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(run, monkeypatch):
@@ -443,8 +445,14 @@ class Watched:
 
 
 def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
-    runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()), deadline=math.inf)
-    return module.Supervisor(runner, watcher, quiet)
+    return module.Supervisor(tmp_path, (), watcher, quiet, Holders())
+
+
+def compiler(folder: Path, quiet: Any, is_over: Callable[[float], bool], estimate: Callable[[Case], float]) -> Runner:
+    config = config_of({"models": ["alexnet"], "engines": ["eager"]})
+    runner: Any = Runner(RunFolder(folder), config, Target("cpu"), [], [], {}, Told())
+    runner.supervisor, runner.is_over, runner.estimate = supervisor(folder, None, quiet), is_over, estimate
+    return runner
 
 
 def building(asked: list[str]) -> Callable[..., list[Outcome]]:
@@ -464,12 +472,11 @@ def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(tmp_path, monk
     monkeypatch.setattr(module, "run_all", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: 1)
     monkeypatch.setattr(module, "origin_of", lambda *_: None)
-    measure = supervisor(tmp_path, None, alone)
-    measure.runner.is_over = lambda seconds: seconds > left
-    measure.runner.estimate = lambda case, _: 25.0 if case.engine == "compiled" else 10.0
-    measure.runner.display = SimpleNamespace(doing=lambda *_: None)
+    runner = compiler(
+        tmp_path, alone, lambda seconds: seconds > left, lambda case: 25.0 if case.engine == "compiled" else 10.0
+    )
     compiled = [replace(case(), engine="compiled", variant=f"compiled{number}") for number in range(4)]
-    measure.build_ahead([Task(each, Prepared(), Budget()) for each in (*compiled, case(), case("b"))])
+    runner.build_ahead([Task(each, Prepared(), Budget()) for each in (*compiled, case(), case("b"))])
     assert asked == [each.id for each in compiled[:built]]
 
 
@@ -480,14 +487,11 @@ def test_idle_cores_compile_later_cases(tmp_path, monkeypatch, alone, cores, bui
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
     monkeypatch.setattr(module, "_CORES_PER_BUILD", 2 if cores > 2 else 1)
     monkeypatch.setattr(module, "origin_of", lambda *_: None)
-    measure = supervisor(tmp_path, None, alone)
-    measure.runner.is_over = lambda seconds: False
-    measure.runner.estimate = lambda *_: 1.0
-    measure.runner.display = SimpleNamespace(doing=lambda *_: None)
+    runner = compiler(tmp_path, alone, lambda _: False, lambda _: 1.0)
     first, *later = (Task(replace(case(name), engine="compiled"), Prepared(), Budget()) for name in "fghi")
-    measure.build_ahead([first], [Task(case("ort"), Prepared(), Budget()), *later])
+    runner.build_ahead([first], [Task(case("ort"), Prepared(), Budget()), *later])
     assert asked == [case(name).id for name in built]
-    measure.build_ahead([Task(case("b"), Prepared(), Budget())], later)
+    runner.build_ahead([Task(case("b"), Prepared(), Budget())], later)
     assert asked == [case(name).id for name in built], "a wave that compiles nothing waits for no build"
 
 
@@ -497,7 +501,7 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     monkeypatch.setattr(module, "_CORES_PER_BUILD", cores)
     monkeypatch.setattr(module, "failure", lambda *_: None)
 
-    def prepare(cases: Sequence[Case], holders: object) -> list[Task]:
+    def prepare(cases: Sequence[Case]) -> list[Task]:
         calls.append([each.variant for each in cases])
         return [Task(each, Prepared(), Budget()) for each in cases]
 
@@ -505,11 +509,12 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     runner: Any = SimpleNamespace(
         is_over=lambda: False, deadline=left, first_seconds=0.0, prepare=prepare, _measure_roofs=lambda _: None,
         config=SimpleNamespace(skip=False), chosen=[], _skip=lambda tasks, results: list(tasks),
-        measure_each=lambda tasks, *_, **__: float(measured.extend(task.case.variant for task in tasks) or 0.0),
+        build_ahead=lambda *_: None,
+        supervisor=SimpleNamespace(quiet=SimpleNamespace(start=int)),
+        measure_each=lambda tasks, **_: float(measured.extend(task.case.variant for task in tasks) or 0.0),
     )  # fmt: skip
     runner._make_ready = partial(Runner._make_ready, runner)
-    watched: Any = SimpleNamespace(holders=None, quiet=SimpleNamespace(start=int), build_ahead=lambda *_: None)
-    Runner._measure_waves(runner, [[case("a")], [case("b")]], watched, [case("c")])
+    Runner._measure_waves(runner, [[case("a")], [case("b")], [case("c")]])
     assert measured == ["a", "b", "c"]
     assert [call[0] for call in calls] == list(prepared)
 
