@@ -13,8 +13,8 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processes.holders import Holders
 from profiler.results.result import Result
-from profiler.run import runner as module
 from profiler.run.prepare import prepare
+from profiler.run.supervisor import Supervisor
 from profiler.run.watch import Quiet, Watcher
 from profiler.worker.task import Prepared, Task
 
@@ -110,7 +110,7 @@ def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
 
     def measured(batch: int) -> Result:
         with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-            supervisor = module.Supervisor(folder, (str(folder),), watcher, alone, Holders())
+            supervisor = Supervisor(folder, (str(folder),), watcher, alone, Holders())
             return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)
 
     return measured

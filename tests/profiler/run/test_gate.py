@@ -24,7 +24,7 @@ from profiler.results.result import Result
 from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
-from profiler.run.runner import Supervisor
+from profiler.run.supervisor import Supervisor
 from profiler.run.watch import Watcher
 from profiler.worker.task import Prepared, Task
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,29 +11,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 from runs import Told
 
-from engines.base import Building, BuiltAhead, Job, Proof, Warning
-from engines.catalog import ENGINES
+from engines.base import Building, BuiltAhead, Proof, Warning
 from exporters.source import ModelSource
 from profiler.job import plan
 from profiler.job.case import Budget, Case
 from profiler.job.config import config_of
-from profiler.machine.nvml import Reading
 from profiler.machine.target import Target
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
-from profiler.results.result import Kept, Result, Stage
+from profiler.results.result import Result
 from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 from profiler.run import runner as module
 from profiler.run.runner import Runner, is_better
-from profiler.worker.prepare_model import build_ahead
+from profiler.run.supervisor import Supervisor
+from profiler.run.watch import Watcher
 from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow
@@ -95,6 +91,11 @@ def test_a_skipped_case_waits_for_a_run_that_skips_nothing(skips):
     assert command.waiting(journal, [case()], skips, retry=True) == ([] if skips else [case()])
 
 
+def idle(folder: Path, quiet: Any) -> Supervisor:
+    """A supervisor without a GPU."""
+    return Supervisor(folder, (), Watcher(None, folder, folder), quiet, Holders())
+
+
 Run = Callable[..., tuple[RunFolder, Told, int]]
 
 
@@ -116,7 +117,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             measured.append(task.case.id)
             return replace(takes[task.case.variant].pop(0), case_id=task.case.id, phases={"measure": SECONDS})
 
-        monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+        monkeypatch.setattr(Supervisor, "measure_one", measure_one)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         config = config_of({"models": ["alexnet"], "engines": ["eager"], "budget": {"repeats": repeats}, "skip": skip})
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(environment), display)
@@ -162,16 +163,16 @@ def test_the_time_left_has_a_build_for_each_configuration_without_one(tmp_path, 
             return Outcome("ok", value=BuiltAhead(cached=True), seconds={"build": 0.5 if task.case.replicate else 40.0})
         return Outcome("ok", seconds={"measure": SECONDS})
 
-    monkeypatch.setattr(module.Supervisor, "_run", run)
+    monkeypatch.setattr(Supervisor, "_run", run)
     monkeypatch.setattr(
-        module.Supervisor,
+        Supervisor,
         "_result",
         lambda _, id_, outcome: Result(id_, "ok", clock="host", samples={"host": [1.0]}, phases=outcome.seconds),
     )
-    monkeypatch.setattr(module.Supervisor, "_add_telemetry", lambda *_: None)
+    monkeypatch.setattr(Supervisor, "_add_telemetry", lambda *_: None)
     display, config = Told(), config_of({"models": ["alexnet"], "engines": ["trt"]})
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
-    runner.supervisor = supervisor(tmp_path, None, alone)
+    runner.supervisor = idle(tmp_path, alone)
     runner.measure_each([Task(each, Prepared(), Budget()) for each in cases])
     assert display.left[1:] == pytest.approx([3 * SECONDS + 40, 2 * (SECONDS + 0.5) + 40, SECONDS + 0.5 + 40])
     again = replace(cases[0], variant="again", options={"rebuild": True})
@@ -189,10 +190,10 @@ def test_a_build_of_minutes_or_ahead_of_its_case_or_cached_is_no_estimate_of_oth
     first, other = (replace(case(name), engine="compiled") for name in "ab")
     first, phases = replace(first, options=options), {"build": 20.0, "measure": SECONDS}
     proof = Proof(build=Building(seconds=20.0, cached=is_cached))
-    monkeypatch.setattr(module.Supervisor, "measure_one", lambda *_: Result(first.id, "ok", phases=phases, proof=proof))
+    monkeypatch.setattr(Supervisor, "measure_one", lambda *_: Result(first.id, "ok", phases=phases, proof=proof))
     config = config_of({"models": ["alexnet"], "engines": ["compiled"], "budget": {"seconds": 1}})
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], {}, Told())
-    runner.supervisor = supervisor(tmp_path, None, alone)
+    runner.supervisor = idle(tmp_path, alone)
     runner.supervisor.cold |= {first.id: 20.0} if ahead else {}
     runner.measure_each([Task(first, Prepared(), Budget())])
     assert runner.estimate(other) == seconds
@@ -270,7 +271,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
         monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-        monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+        monkeypatch.setattr(Supervisor, "measure_one", measure_one)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         config = config_of({"models": ["alexnet"], "engines": [*{case.engine: 0 for case in cases}], **job})
         folder, display = RunFolder.create(tmp_path), Told()
@@ -424,7 +425,7 @@ def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path,
         return replace(result, proof=Proof(compute_types={"float32": 3}), phases={"measure": SECONDS})
 
     monkeypatch.setattr(module, "run_one", run_one)
-    monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+    monkeypatch.setattr(Supervisor, "measure_one", measure_one)
     monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
     config, cases = config_of({"models": ["alexnet"], "engines": ["eager"]}), [case("a"), case("b")]
     folder = RunFolder.create(tmp_path)
@@ -434,24 +435,10 @@ def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path,
     assert "floor_ms" not in folder.results()[case("a").id].figures, "a figure of the table, not of the journal"
 
 
-class Watched:
-    """A watcher with one reading a second; the card draws 100 W, and 500 W and slows down from the fifth second on."""
-
-    def between(self, start: float, end: float) -> list[Reading]:
-        states = {True: (500.0, 0x40), False: (100.0, 0)}
-        return [
-            Reading(float(s), 50.0 + s, states[s > 4][0], 1980.0, 40.0, states[s > 4][1]) for s in range(12) if s <= end
-        ]
-
-
-def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
-    return module.Supervisor(tmp_path, (), watcher, quiet, Holders())
-
-
 def compiler(folder: Path, quiet: Any, is_over: Callable[[float], bool], estimate: Callable[[Case], float]) -> Runner:
     config = config_of({"models": ["alexnet"], "engines": ["eager"]})
     runner: Any = Runner(RunFolder(folder), config, Target("cpu"), [], [], {}, Told())
-    runner.supervisor, runner.is_over, runner.estimate = supervisor(folder, None, quiet), is_over, estimate
+    runner.supervisor, runner.is_over, runner.estimate = idle(folder, quiet), is_over, estimate
     return runner
 
 
@@ -471,7 +458,6 @@ def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(tmp_path, monk
 
     monkeypatch.setattr(module, "run_all", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: 1)
-    monkeypatch.setattr(module, "origin_of", lambda *_: None)
     runner = compiler(
         tmp_path, alone, lambda seconds: seconds > left, lambda case: 25.0 if case.engine == "compiled" else 10.0
     )
@@ -486,7 +472,6 @@ def test_idle_cores_compile_later_cases(tmp_path, monkeypatch, alone, cores, bui
     monkeypatch.setattr(module, "run_all", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
     monkeypatch.setattr(module, "_CORES_PER_BUILD", 2 if cores > 2 else 1)
-    monkeypatch.setattr(module, "origin_of", lambda *_: None)
     runner = compiler(tmp_path, alone, lambda _: False, lambda _: 1.0)
     first, *later = (Task(replace(case(name), engine="compiled"), Prepared(), Budget()) for name in "fghi")
     runner.build_ahead([first], [Task(case("ort"), Prepared(), Budget()), *later])
@@ -517,98 +502,3 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     Runner._measure_waves(runner, [[case("a")], [case("b")], [case("c")]])
     assert measured == ["a", "b", "c"]
     assert [call[0] for call in calls] == list(prepared)
-
-
-FORGED = [None, 3, -1.0, "soon", [], {}, [3], {"host": "x"}, {"host": [None]}, {"x": [math.nan]}, (), object]
-PARTS = ["value", "salvage"]
-
-
-@hypothesis.given(st.sampled_from([*PARTS, *Result.__dataclass_fields__]), st.sampled_from(FORGED), st.booleans())
-def test_whatever_a_process_sends_its_case_has_a_row(part, forged, is_kept):
-    result = Result(case().id, "ok", clock="host", samples={"host": [1.0, 2.0]})
-    outcome = Outcome("ok", entered={"measure": 2.0, "check": 3.0})
-    if part in PARTS:
-        outcome = replace(outcome, **{part: forged})
-    else:
-        result = replace(result, **{part: forged})
-    outcome = replace(outcome, salvage=Kept(result, Stage.COMPLETE)) if is_kept else replace(outcome, value=result)
-    found = supervisor(Path(), None, None)._result(case().id, outcome)
-    assert found.case_id == case().id
-    assert Result.from_json(found.to_json()).status == found.status
-    assert found.status == "crashed" or found.latency_ms == 1.5
-
-
-def process(call: Call, tick: object) -> Outcome:
-    """Stand for a case's process: it ended at once, and entered its phases at these times."""
-    entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
-    figures: dict[str, float | None] = {"peak_memory_mib": 10.0, "baseline_mib": 0.0}
-    result = Result(case().id, "ok", clock="event", samples={"event": [1.0]}, figures=figures)
-    return Outcome("ok", value=result, entered=entered)
-
-
-def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path, alone):
-    monkeypatch.setattr(module, "run_one", process)
-    task = Task(case(), Prepared(), Budget())
-    got = supervisor(tmp_path, Watched(), alone).measure_one(task, lambda phase: None)
-    assert (got.figures["power_w"], got.figures["throttled"]) == (100.0, False)
-    assert got.figures["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
-    assert got.warnings == []
-
-
-@pytest.mark.parametrize("shared", [(True, False), (False, True), (False, False)])
-def test_a_row_says_that_another_run_had_the_device_before_or_after_it(monkeypatch, tmp_path, shared):
-    monkeypatch.setattr(module, "run_one", process)
-    left = list(shared)
-    quiet = SimpleNamespace(start=lambda: None, is_shared=lambda: left.pop(0))
-    watcher = SimpleNamespace(between=lambda *_: [])
-    got = supervisor(tmp_path, watcher, quiet).measure_one(Task(case(), Prepared(), Budget()), lambda phase: None)
-    assert [warning.kind for warning in got.warnings] == ["disturbed"] * any(shared)
-
-
-def test_readings_become_warnings_and_memory_that_only_a_poll_saw():
-    def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:
-        return Reading(0.0, memory_mib, 300.0, 1980.0, 45.0, reasons)
-
-    parts = {"peak_memory_mib": 900.0, "other_mib": 100.0, "library_mib": 60.0, "slack_mib": 40.0}
-    got = Result(case().id, "ok", figures={**parts, "baseline_mib": 600.0})
-    polls = [reading(1400.0), reading(None), reading(1530.0)]
-    module._add_readings(got, polls, [reading(reasons=0x4), reading(reasons=0x40)])
-    expected = {"peak_memory_mib": 930.0, "other_mib": 130.0, "library_mib": 90.0, "slack_mib": 40.0}
-    assert got.figures.items() >= expected.items()
-    assert [warning.kind for warning in got.warnings] == ["throttled", "power-cap"]
-    module._add_readings(got, [reading(1000.0)], [])
-    assert got.figures["peak_memory_mib"] == 930.0
-
-
-def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path, monkeypatch, alone):
-    built: list[Job[Any]] = []
-
-    def build(job: Job[Any]) -> BuiltAhead:
-        job.phase("build")
-        built.append(job)
-        return BuiltAhead(False, [Warning("engine-cache", "a damaged or foreign file was built again")])
-
-    engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
-    monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
-    monkeypatch.setitem(ENGINES, "eager", engine)
-    called: list[str] = []
-
-    def process(call: Call, tick: object) -> Outcome:
-        """Build for real, in this process, and play the measuring."""
-        called.append(call.function)
-        if call.function == "profiler.worker.prepare_model:build_ahead":
-            return Outcome("ok", value=build_ahead(call.argument, lambda message: None), seconds={"build": 3.0})
-        proof = Proof(build=Building(seconds=3.0, cached=True))
-        entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
-        result = Result(case().id, "ok", clock="host", samples={"host": [1.0]}, proof=proof)
-        return Outcome("ok", value=result, seconds={"load": 1.0}, entered=entered)
-
-    monkeypatch.setattr(module, "run_one", process)
-    watcher = SimpleNamespace(between=lambda *_: [])
-    task = Task(case(), Prepared(), Budget())
-    found = supervisor(tmp_path, watcher, alone).measure_one(task, lambda _: None)
-    assert called == ["profiler.worker.prepare_model:build_ahead", "profiler.worker.measure_case:measure_case"]
-    assert (built[0].engine, built[0].batch_size) == ("eager", 1)
-    assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
-    assert [warning.kind for warning in found.warnings] == ["engine-cache"]
-    assert found.phases == {"build": 3.0, "load": 1.0}
