@@ -26,6 +26,11 @@ from profiler.machine.nvml import Gpu
 DEVICE_WORDS = "auto, cpu, cuda, cuda:1"
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that a run sets itself."""
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files with a control group's limit and use, and the key of its inactive files, in versions 2 and 1 of cgroups."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ def available_memory_mib() -> float:
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:
-    """Return the folders of this process's control groups, innermost first (cgroups(7), version 2).
+    """Return the folders of this process's control groups of memory, innermost first (cgroups(7), version 2 or 1).
 
     A container that sees the host's paths has only the mounted folder, its innermost group.
     """
@@ -176,16 +181,18 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
     except OSError:
         return []
     mount = root / "sys/fs/cgroup"
-    innermost = [mount / line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")]
+    groups = [(controller, path.lstrip("/")) for _, controller, path in (line.split(":", 2) for line in lines)]
+    innermost = [mount / controller / path for controller, path in groups if controller in ("", "memory")]
     folders = [folder for path in innermost for folder in (path, *path.parents)]
     return [folder for folder in folders if folder.is_relative_to(mount) and folder.is_dir()]
 
 
 def _available_mib(folder: Path) -> float:
     """Return the memory within a control group's limit, inf without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        # The kernel frees inactive pages of files when memory is short.
-        return max(limit - used + int(stat.get("inactive_file", 0)), 0) / 2**20
+    for *names, inactive in _MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (int((folder / name).read_text()) for name in names)  # Or "max".
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            # The kernel frees inactive pages of files when memory is short.
+            return max(limit - used + int(stat.get(inactive, 0)), 0) / 2**20
     return math.inf

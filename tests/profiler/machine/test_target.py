@@ -16,6 +16,7 @@ from profiler.errors import ConfigError
 from profiler.job.config import JobFile, load_config
 from profiler.machine import target as machine
 from profiler.options import Run
+from profiler.processes import process
 from profiler.run.command import read_job
 
 JOB = """
@@ -48,6 +49,26 @@ def test_memory_is_what_the_control_groups_leave(tmp_path, monkeypatch):
     assert machine.available_memory_mib() == 0, "more is used than a limit that was lowered allows"
     monkeypatch.setattr(machine, "control_groups", list)
     assert machine.available_memory_mib() > 230
+
+
+def test_memory_and_kills_are_those_of_the_first_versions_control_groups_too(tmp_path, monkeypatch):
+    own = tmp_path / "sys/fs/cgroup/memory/outer"
+    own.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/outer\n1:cpu:/\n0::/\n")
+    groups = machine.control_groups(tmp_path)
+    assert groups[0] == own
+    for name, text in {
+        "memory.limit_in_bytes": str(300 * MIB),
+        "memory.usage_in_bytes": str(100 * MIB),
+        "memory.stat": f"inactive_file {9 * MIB}\ntotal_inactive_file {30 * MIB}\n",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+    }.items():
+        (own / name).write_text(text)
+    for module in (machine, process):
+        monkeypatch.setattr(module, "control_groups", lambda: groups)
+    assert machine.available_memory_mib() == 230
+    assert process._oom_kills() == 3
 
 
 @pytest.mark.parametrize(
