@@ -37,17 +37,22 @@ class Search:
     tried: dict[int, tuple[Status, float | None]] = field(default_factory=dict)
     """Status and peak of memory in MiB, by batch."""
 
-    def add(self, batch: int, status: Status, memory_mib: float | None) -> None:
-        """Take a try into account."""
-        self.tried[batch] = status, memory_mib
-
     def next_batch(self) -> int | None:
-        """Return the next batch to try; None once the largest is known, or if no case fitted or ran out of memory."""
+        """Return twice the largest batch that fitted, or the middle between it and the smallest that did not.
+
+        Returns None if no case fitted or ran out of memory, once the two are at most max(1, `resolution` * batch)
+        apart, once `limit` fits, and after a failure that no smaller batch avoids, such as a timeout.
+        """
         fitting = [batch for batch, status in self.measured.items() if status == "ok"]
         if not fitting and "oom" not in self.measured.values():
             return None
-        tried = {batch: status for batch, (status, _) in self.tried.items()}
-        return next_batch(tried, self.limits.limit, self.limits.resolution, max(fitting, default=1))
+        statuses = {batch: status for batch, (status, _) in self.tried.items()}
+        good = max((batch for batch, status in statuses.items() if status == "ok"), default=0)
+        bad = min((batch for batch, status in statuses.items() if status != "ok" and batch > good), default=None)
+        limit, distance = self.limits.limit, max(1, int(self.limits.resolution * good))
+        if bad is None:
+            return None if good >= limit else min(limit, 2 * good or max(fitting, default=1))
+        return (good + bad) // 2 if statuses[bad] in _CURED_BY_SIZE and bad - good > distance else None
 
     def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float) -> Result | None:
         """Return an `oom` result for a batch that would exceed the main memory; None if it may run."""
@@ -61,18 +66,3 @@ class Search:
         limit = f"{percent(_MEMORY_SHARE)} % of the {count(available_mib)} MiB of available main memory"
         reason = f"not tried: it would take about {count(needed)} MiB, more than {limit}"
         return Result(replace(self.case, batch_size=batch).id, "oom", [reason])
-
-
-def next_batch(tried: Mapping[int, Status], limit: int, resolution: float, start: int = 1) -> int | None:
-    """Return twice the largest batch that fitted, or the middle between it and the smallest that did not.
-
-    Returns None once the two are at most max(1, `resolution` * batch) apart, once `limit` fits, and after a failure
-    that no smaller batch avoids, such as a timeout.
-    """
-    good = max((batch for batch, status in tried.items() if status == "ok"), default=0)
-    bad = min((batch for batch, status in tried.items() if status != "ok" and batch > good), default=None)
-    if bad is None:
-        return None if good >= limit else min(limit, 2 * good or start)
-    if tried[bad] not in _CURED_BY_SIZE or bad - good <= max(1, int(resolution * good)):
-        return None
-    return (good + bad) // 2

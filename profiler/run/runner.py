@@ -501,7 +501,7 @@ class Runner:
         axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
         for row in self.run.largest_batches().filter(**axes, **{"pass": case.pass_}).iter_rows(named=True):
             if row["status"] == "ok" or not retry:
-                search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
+                search.tried[row["batch_size"]] = row["status"], row["peak_memory_mib"]
         return search
 
     def _search_all(self, tasks: Sequence[Task], retry: bool) -> None:
@@ -523,7 +523,7 @@ class Runner:
                     result = self.supervisor.measure_one(attempt, tick, self.deadline)
                     if result.status == "timeout" and self.is_over():
                         break
-                search.add(batch, result.status, result.figures.get("peak_memory_mib"))
+                search.tried[batch] = result.status, result.figures.get("peak_memory_mib")
                 self.run.append_try(case, result)
                 self.display.ended(result)
 

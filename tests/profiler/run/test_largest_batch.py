@@ -20,20 +20,20 @@ from profiler import load_largest_batches
 from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
 from profiler.processes.messages import Status
-from profiler.run.largest_batch import Search, next_batch, short
+from profiler.run.largest_batch import Search, short
 from profiler.run.progress import Display
 
 pytestmark = pytest.mark.slow
 CASE = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
 
 
-def tried(boundary: int, limit: int = 1 << 20, resolution: float = 0.05, start: int = 1) -> dict[int, Status]:
+def tried(boundary: int, limit: int = 65536, resolution: float = 0.05, start: int = 1) -> dict[int, Status]:
     """Search where batches up to `boundary` fit; returns the tries in order."""
-    known: dict[int, Status] = {}
-    while (batch := next_batch(known, limit, resolution, start)) is not None:
-        assert batch not in known, "nothing is tried twice"
-        known[batch] = "ok" if batch <= boundary else "oom"
-    return known
+    search = Search(CASE, LargestBatch(limit=limit, resolution=resolution), {start: "ok"})
+    while (batch := search.next_batch()) is not None:
+        assert batch not in search.tried, "nothing is tried twice"
+        search.tried[batch] = ("ok" if batch <= boundary else "oom"), None
+    return {batch: status for batch, (status, _) in search.tried.items()}
 
 
 @pytest.mark.parametrize("boundary", [0, 1, 2, 3, 17, 100, 1023, 1024, 54_321])
@@ -50,9 +50,10 @@ def test_the_boundary_is_found_by_doubling_and_halving(boundary):
 
 def test_a_search_ends_at_its_limit_and_where_a_smaller_batch_mends_nothing():
     assert [*tried(10**9, limit=40, start=16)] == [16, 32, 40]
-    assert next_batch({16: "ok", 32: "timeout"}, 64, 0.05) is None
-    assert next_batch({16: "ok", 32: "unsupported"}, 64, 0.05) is None
-    assert next_batch({16: "ok", 32: "crashed"}, 64, 0.05) == 24
+    ends: dict[Status, int | None] = {"timeout": None, "unsupported": None, "crashed": 24}
+    for status, batch in ends.items():
+        tries: dict[int, tuple[Status, float | None]] = {16: ("ok", None), 32: (status, None)}
+        assert Search(CASE, LargestBatch(limit=64), {1: "ok"}, tries).next_batch() == batch
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,9 @@ def test_a_search_starts_at_the_largest_case_that_ran(measured, first):
 
 def test_a_batch_beyond_the_main_memory_is_not_tried():
     search, specs = Search(CASE, LargestBatch(), {1: "ok"}), [TensorSpec("x", ("batch", 1 << 18), "float32")]
-    search.add(1, "ok", 100.0)
+    search.tried[1] = "ok", 100.0
     assert search.refuse(2, specs, 1000.0) is None
-    search.add(2, "ok", 104.0)
+    search.tried[2] = "ok", 104.0
     assert search.refuse(100, specs, 1000.0) is None
     refused = search.refuse(200, specs, 1000.0)
     assert refused is not None
