@@ -394,7 +394,7 @@ class Config(_Strict):
     profile: bool = False
     """Time each layer of the measured cases afterwards."""
     skip: bool = False
-    """Measure in waves, and skip cases that tell nothing new (run/skipping.py)."""
+    """Measure in waves, and skip cases that tell nothing new (run/search.py)."""
     exclude: list[Exclusion] = []
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders of factories, relative to the YAML."""

@@ -38,8 +38,7 @@ from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
 from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
-from profiler.run.search import next_trials
-from profiler.run.skipping import beaten, same_programs
+from profiler.run.search import beaten, next_trials, same_programs
 from profiler.run.summary import so_far
 from profiler.run.supervisor import Supervisor
 from profiler.run.watch import DeviceLock, Quiet, Watcher, busy_share

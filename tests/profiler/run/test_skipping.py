@@ -12,7 +12,7 @@ from exporters.source import ModelSource
 from profiler import load
 from profiler.job.case import Budget, Case
 from profiler.results.cells import cells
-from profiler.run.skipping import beaten, same_programs
+from profiler.run.search import beaten, same_programs
 from profiler.worker.task import Prepared, Task
 
 EAGER = Case("net", "eager", "eager", "inference", "fp32", 1, "cuda", 0, ModelSource("net"))
