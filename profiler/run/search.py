@@ -14,6 +14,7 @@ from engines.options import PRECISION_TABLE
 from profiler.job.case import Case
 from profiler.job.plan import builds_long
 from profiler.machine.target import usable_cores
+from profiler.results.cells import Row
 from profiler.results.choice import Choice, cell_name, choices
 from profiler.results.result import Result
 from profiler.results.warning_kinds import DISTURBED
@@ -30,8 +31,6 @@ _CLEAR = 2.0
 On an H200 the fastest TF32 was then 1.16 to 2.4 times slower than the fastest fp16: 13 networks and ViT-B/16, batch 1
 to 64 (docs/results). Within one engine TF32 was faster than fp16 in a fifth of the cells.
 """
-
-Row = Mapping[str, Any]
 
 
 def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]) -> list[Case]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -21,7 +20,7 @@ from profiler.errors import WHEN_IDLE
 from profiler.job.case import Case, setting_words
 from profiler.job.config import Config
 from profiler.job.plan import estimate_seconds
-from profiler.results.cells import GROUP, OK, largest, not_measured
+from profiler.results.cells import GROUP, OK, Row, largest, not_measured
 from profiler.results.choice import ENOUGH, Choice, cell_name, choices, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
@@ -30,8 +29,6 @@ from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped, listed, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table, say
-
-Row = Mapping[str, Any]
 
 _shown = partial(fields, shown=Shown.TERMINAL)
 _VARIANT = [field("variant"), field("precision")]
