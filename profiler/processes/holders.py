@@ -47,8 +47,8 @@ class Holders(AbstractContextManager["Holders", None]):
     ) -> dict[str, Outcome]:
         """Run the calls, `slots` at a time, until each serves (`process.serve`) or ends; return outcomes by name.
 
-        Calls of earlier starts are not run again. A call that cannot serve returns its value, and nothing is forked
-        from it.
+        Calls of earlier starts are not run again, except those that their deadline stopped. A call that cannot serve
+        returns its value, and nothing is forked from it.
         """
         names = [name for name in calls if name not in self._outcomes]
 
@@ -63,9 +63,11 @@ class Holders(AbstractContextManager["Holders", None]):
                 self._give_up(next(iter(self._children)))
             return Outcome("ok", value=value)
 
-        outcomes = run_all([calls[name] for name in names], slots, tick, serving)
-        self._outcomes |= dict(zip(names, outcomes, strict=True))
-        return {name: self._outcomes[name] for name in calls}
+        ended = run_all([calls[name] for name in names], slots, tick, serving)
+        outcomes = self._outcomes | dict(zip(names, ended, strict=True))
+        stopped = {name for name in names if outcomes[name].status == "timeout" and calls[name].is_late()}
+        self._outcomes = {name: outcome for name, outcome in outcomes.items() if name not in stopped}
+        return {name: outcomes[name] for name in calls}
 
     def _give_up(self, name: str) -> None:
         ORIGINS.pop(name, None)

@@ -114,6 +114,10 @@ class Call:
     deadline: float = math.inf
     """Latest end of all phases but Phase.END, on time.monotonic()."""
 
+    def is_late(self) -> bool:
+        """Return whether the deadline has passed."""
+        return self.deadline <= time.monotonic()
+
 
 def start_forkserver(log: Path) -> None:
     """Start the forkserver unless it runs; it imports libraries while the parent goes on."""
@@ -368,7 +372,7 @@ class Child:
     def _timeout_reason(self) -> str:
         if self.phase == Phase.END:
             return f"closing the session took more than {_CLOSE_SECONDS:g} s"
-        if self.call.deadline <= time.monotonic():
+        if self.call.is_late():
             return f"stopped{self._where()}: --within expired"
         key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
         limit, option = getattr(self.call, key), self.call.option or f"budget.{key}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_calls_are_forked_from_what_was_made_once_and_share_nothing_else(folder)
         lost = run_one(call(folder, "uses", "third", origin="model"))
         assert (lost.status, lost.value[0]) == ("ok", ["third"]), "the forkserver forks it then"
     assert run_one(call(folder, "uses", "last", origin="model")).value[0] == ["last"]
+
+
+def test_a_model_that_the_deadline_stopped_is_made_once_there_is_time(folder):
+    with Holders() as holders:
+        late = replace(call(folder, "holds", "weights"), deadline=0.0)
+        assert holders.start({"model": late}, 1)["model"].status == "timeout"
+        assert holders.start({"model": call(folder, "holds", "weights")}, 1)["model"].status == "ok"
+        hung = replace(call(folder, "holds", "weights"), timeout=0.0, build_timeout=0.0)
+        stopped = holders.start({"hung": hung}, 1)["hung"]
+        assert stopped.status == "timeout"
+        assert holders.start({"hung": call(folder, "holds")}, 1)["hung"] is stopped, "it would hang again"
 
 
 def test_a_process_with_other_threads_forks_nothing_and_says_which(folder):
