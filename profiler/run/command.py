@@ -135,7 +135,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         which = listed(dict.fromkeys(f"{case.variant} {case.precision}" for case in first or missing))
         counts = (len(first), "case"), (len(missing) - len(first), "replicate")
         cases = listed(counted(number, noun) for number, noun in counts if number)
-        seconds = sum(runner.too_long.get(case.id) or estimate_seconds(case, budget) for case in missing)
+        seconds = sum(runner.estimate(case) or estimate_seconds(case, budget) for case in missing)
         needs = f"about {duration(seconds)} more"
         say(console, f"{cases} did not fit in {options.within}, {needs}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:

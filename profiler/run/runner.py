@@ -104,8 +104,6 @@ class Runner:
     """Seconds of each engine's last case, without its configuration's first build."""
     last_builds: dict[str, float] = field(default_factory=dict)
     """Seconds of each engine's last usual build that was its configuration's first."""
-    too_long: dict[str, float] = field(default_factory=dict)
-    """Estimated seconds of the cases that --within left out, by case id."""
     hopeless_cases: int = 0
     search_ended: bool = True
     """False if a search ran out of time."""
@@ -380,9 +378,7 @@ class Runner:
         for number, task in enumerate(tasks):
             if spent >= allowed:
                 break
-            seconds = self.estimate(task.case) if is_estimated else 0.0
-            if self.is_over(seconds):
-                self.too_long[task.case.id] = seconds
+            if self.is_over(self.estimate(task.case) if is_estimated else 0.0):
                 continue  # A shorter one may still fit.
             remaining = *(task.case for task in tasks[number:]), *later
             seconds_left = sum(map(self.estimate, remaining))

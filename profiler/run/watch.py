@@ -57,7 +57,6 @@ class Watcher(AbstractContextManager["Watcher", None]):
     """A process that reads a GPU throughout a run. Without a GPU it has no readings."""
 
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
-        self._call: Call | None = None
         self._child: Child | None = None
         self._path, self._at = path, 0
         self._readings: list[Reading] = []
@@ -65,8 +64,7 @@ class Watcher(AbstractContextManager["Watcher", None]):
             if not path.exists():  # A resumed run appends to its file.
                 write_whole(path, ",".join(_FIELDS) + "\n")
             self._at = path.stat().st_size
-            self._call = Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf)
-            self._child = Child(self._call)
+            self._child = Child(Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf))
 
     def __exit__(self, *_: object) -> None:
         if self._child is not None:
@@ -74,10 +72,10 @@ class Watcher(AbstractContextManager["Watcher", None]):
 
     def between(self, start: float, end: float) -> list[Reading]:
         """Return the readings from `start` to `end`, on time.monotonic(), and forget earlier ones."""
-        if self._call is None or self._child is None:
+        if self._child is None:
             return []
         if self._child.poll() is not None:
-            self._child = Child(self._call)  # It may have ended with the forkserver.
+            self._child = Child(self._child.call)  # It may have ended with the forkserver.
         with contextlib.suppress(FileNotFoundError):  # Somebody deleted the file.
             new = whole_lines(self._path, self._at)
             self._at += len(new)

@@ -257,7 +257,6 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         ms: Callable[[Case], float],
         within: float | None,
         disturbed: str = "",
-        too_long: dict[str, float] | None = None,
         **job: Any,
     ) -> list[str]:
         now, beside_work = [0.0], {case(disturbed).id}
@@ -276,7 +275,6 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         config = config_of({"models": ["alexnet"], "engines": [*{case.engine: 0 for case in cases}], **job})
         folder, display = RunFolder.create(tmp_path), Told()
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(QUIET), display)
-        runner.too_long = {} if too_long is None else too_long
         if within is not None:
             runner.begin_in(within, 0.0)
         runner.measure(cases)
@@ -328,10 +326,8 @@ def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_
 )
 def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_cases(play, within, names):
     ms = lambda each: 1.0 if each.variant == "b" else 40.0  # noqa: E731
-    too_long: dict[str, float] = {}
-    told = play([case(name) for name in ("eager", *"bcdefgh")], ms, within, too_long=too_long, budget={"repeats": 0})
+    told = play([case(name) for name in ("eager", *"bcdefgh")], ms, within, budget={"repeats": 0})
     assert [name.partition("/")[0] for name in told] == names
-    assert too_long[case("h").id] == 10.0, "as long as the engine's last case"
 
 
 @pytest.mark.parametrize(

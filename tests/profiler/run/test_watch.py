@@ -40,6 +40,7 @@ class Reader:
 
     def __init__(self, call: Call) -> None:
         Reader.started += 1
+        self.call = call
         assert call.timeout == float("inf"), "a run may last longer than a case"
 
     def poll(self) -> str | None:
