@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engines.base import Phase
-
 Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed", "waiting", "skipped"]
 
 
@@ -52,8 +50,6 @@ class Outcome:
     reason: str | None = None
     value: Any = None
     salvage: Any = None
-    phase: str = Phase.FORK
-    """The last phase."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent by phase."""
     entered: dict[str, float] = field(default_factory=dict)

@@ -390,7 +390,6 @@ class Child:
         self._entered.setdefault(phase, now)
 
     def _finish(self, outcome: Outcome) -> Outcome:
-        outcome.phase = self.phase
         self._enter_phase(Phase.EXIT)
         self.kill()
         self._enter_phase(Phase.ENDED)

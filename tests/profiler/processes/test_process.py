@@ -357,7 +357,7 @@ def test_what_a_call_does_not_return_is_a_crash(call):
 )
 def test_a_hang_ends_at_its_limit_and_keeps_what_was_reported(call, clock, phase, limits, reason):
     outcome = run_one(call("hangs_in", phase, **limits), clock.once_it_hangs(2.1))
-    assert (outcome.status, outcome.phase, outcome.salvage) == ("timeout", phase, {"host": [1.0, 2.0]})
+    assert (outcome.status, outcome.salvage) == ("timeout", {"host": [1.0, 2.0]})
     assert (outcome.reason or "").startswith(reason)
     assert phase in outcome.seconds
 
