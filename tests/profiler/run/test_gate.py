@@ -213,7 +213,7 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path, profi
 
 def test_what_does_not_run_any_more_fails(tmp_path, profiler):
     (tmp_path / "net.py").write_text(NET.format(2) + "\n\ndef broken():\n    raise ValueError('no weights')\n")
-    done = profiler("net:broken", "--against", "net:make", "--input", "256", "--within", "9s", cwd=tmp_path)
+    done = profiler("net:broken", "--against", "net:make", "--input", "256", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no weights" in done.stdout
 
