@@ -15,7 +15,8 @@ import socket
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +24,13 @@ import polars as pl
 import psutil
 from rich.console import Console
 
-from engines.options import DEVICES
+from engines.options import DEVICES, Device
 from exporters.errors import sentence
 from exporters.named_files import write_whole
-from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, TRIES, Part, measure, sources
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, Filter, parse_only
-from profiler.job.config import Config, JobFile, Machine
+from profiler.job.config import Config, DeviceEntry, JobFile, Machine
 from profiler.job.plan import estimate_seconds, make_plan, only_of
 from profiler.machine.target import Target, describe, host_and_user
 from profiler.options import Run as Options
@@ -64,6 +64,7 @@ _HEAD_SECONDS = 3.0
 _HEAD_ENDED = "the cluster's head has ended"
 _DRIVER_KEYS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
 """Keys of environment.json that the driver sets."""
+_TYPE = "accelerator_type:"
 _EXCLUDED = (".git", ".venv", "venv", "__pycache__", "node_modules")
 """Names in a job's folder that are not sent to nodes, nor are its results."""
 
@@ -136,6 +137,62 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
     return max(
         run.exit_code(results.filter(run_id=side.run.run_id), side.runner.config, options.strict) for side in sides
     )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of device: the job's entry, the resources that a Ray task requests for one, and the number of devices."""
+
+    entry: DeviceEntry
+    device: Device
+    request: Mapping[str, Any]
+    count: int
+
+
+def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Kind]:
+    """Return the kinds that a job names, by default its `device`. `nodes` is the output of ray.nodes().
+
+    Raises ConfigError for a kind that the cluster lacks.
+    """
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    usual = "cuda" if any(node.get("GPU") for node in alive) else "cpu"
+    if ":" in device:
+        of_host = f"CUDA_VISIBLE_DEVICES={device.partition(':')[2]}"
+        raise ConfigError(f"device {device}: Ray hands the GPUs out; say cuda, and start Ray with {of_host}")
+    default = DeviceEntry(kind=usual if device == "auto" else device)
+    return [_kind(entry, alive) for entry in entries or [default]]
+
+
+def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
+    name, cards = entry.kind, [node for node in nodes if node.get("GPU")]
+    with_name = [node for node in nodes if name in node]
+    custom = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
+    if name == "cpu":
+        return Kind(entry, "cpu", {"num_cpus": _cores(nodes), "scheduling_strategy": "SPREAD"}, _hosts(nodes))
+    if name == "cuda" and cards:
+        return Kind(entry, "cuda", {"num_gpus": 1}, _gpus(cards))
+    if typed := [node for node in cards if f"{_TYPE}{name}" in node]:
+        return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name}, _gpus(typed))
+    if name in custom:
+        if all(node in cards for node in with_name):
+            count = int(sum(min(node["GPU"], node[name]) for node in with_name))
+            return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}}, count)
+        return Kind(entry, "cpu", {"num_cpus": _cores(with_name), "resources": {name: 1}}, _hosts(with_name))
+    valid = sorted({"cpu", *custom, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
+    raise ConfigError(f"devices: the cluster has no {name}{nearest(name, valid)}")
+
+
+def _cores(nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return just over half of the largest node's cores: no node can run two such tasks."""
+    return int(max(node.get("CPU", 0) for node in nodes) // 2 + 1)
+
+
+def _hosts(nodes: Sequence[Mapping[str, float]]) -> int:
+    return sum(node.get("CPU", 0) >= _cores(nodes) for node in nodes)
+
+
+def _gpus(nodes: Sequence[Mapping[str, float]]) -> int:
+    return int(sum(node["GPU"] for node in nodes))
 
 
 class Share(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from profiler.cluster.command import Share, Side, _ClusterError, _measure, _travelling, shares_of
-from profiler.cluster.kinds import Kind, kinds_of
+from profiler.cluster.command import Kind, Share, Side, _ClusterError, _measure, _travelling, kinds_of, shares_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, Part, measure, sources
 from profiler.errors import ConfigError
 from profiler.job import plan
