@@ -425,6 +425,8 @@ def going_on(options: Options, run: Path) -> str:
     """Give the command that continues a run."""
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
-    words += [f"--{flag}" for flag in ("retry", "all", "strict") if getattr(options, flag)]
+    # A new run's bench.yaml has its replicates.
+    words += ["--replicates", str(options.replicates)] if options.resume and options.replicates else []
+    words += [flag for flag in ("--retry", "--trust-code", "--all", "--strict") if _is_given(options, flag)]
     words += ["--ray", shlex.quote(options.ray)] if options.ray else []
     return f"go on with: {' '.join([resuming(run), *words])}"

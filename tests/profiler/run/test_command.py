@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -637,3 +638,12 @@ def test_what_cannot_be_used_gives_2_and_one_message(profiler, workplace, job, a
     assert done.stdout == ""
     assert [word for word in words if word not in done.stderr] == [], done.stderr
     assert not (workplace / "results").exists()
+
+
+def test_the_command_that_continues_a_run_has_every_option_that_it_needs():
+    options = Options(only=["model=a b"], wait_for_idle=10.0, strict=True, replicates=3)
+    words = shlex.split(command.going_on(options, Path("run")))
+    assert words[-6:] == ["run", "--only", "model=a b", "--wait-for-idle", "10", "--strict"]
+    resumed = Options(resume=Path("run"), trust_code=True, retry=True, replicates=5)
+    words = shlex.split(command.going_on(resumed, Path("run")))
+    assert words[-5:] == ["run", "--replicates", "5", "--retry", "--trust-code"]
