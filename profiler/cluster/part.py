@@ -17,7 +17,7 @@ from typing import Any
 from exporters.named_files import whole_lines, write_whole
 from profiler.job.mistakes import to_yaml
 from profiler.machine.nvml import visible_gpus
-from profiler.machine.target import own_cores
+from profiler.machine.target import cores_of_gpu
 from profiler.processes.forkserver import own_folder
 from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved
@@ -57,7 +57,7 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
         yield ENDED, f"2\n--ray: {differs}; install the same version on every node"
         return
     cards = visible_gpus() if part.job["device"] == "cuda" else []
-    cores = own_cores(cards[0].uuid if cards else None)
+    cores = cores_of_gpu(cards[0].uuid if cards else None)
 
     def begin() -> None:
         end_with_parent()

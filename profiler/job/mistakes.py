@@ -127,7 +127,7 @@ def to_yaml(data: Any) -> str:
 def mistake(message: str, *at: str | int) -> PydanticCustomError:
     """Make an error for a validator to raise; `at` leads from the validated field to the mistake."""
     # Braces in a custom error's template would be read as fields.
-    return PydanticCustomError("own", "{text}", {"text": shown(message, 1000), "at": at})
+    return PydanticCustomError("mistake", "{text}", {"text": shown(message, 1000), "at": at})
 
 
 def check_word(word: Any, valid: Iterable[str], kind: str, note: str = "", at: Location = ()) -> str:
@@ -155,7 +155,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location
         return f"unknown key '{at[-1]}'{nearest(str(at[-1]), valid)}", at
     if kind == "missing":
         return f"this {'entry' if isinstance(at[-1], int) else 'key'} is missing", at
-    if kind in ("own", "value_error"):
+    if kind in ("mistake", "value_error"):
         return error["msg"].removeprefix("Value error, "), at
     expected = EXPECTED.get(kind, error["msg"].replace("Input should", "must"))
     if kind == "model_type" and at[0] in ("models", "engines"):

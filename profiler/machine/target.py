@@ -145,7 +145,7 @@ def on_cores(count: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def own_cores(uuid: str | None) -> list[int]:
+def cores_of_gpu(uuid: str | None) -> list[int]:
     """Return a GPU's share of the cores near it, which other GPUs may share; without a GPU all cores."""
     usable = os.sched_getaffinity(0)
     near = {card: (cores & usable) or usable for card, cores in nvml.near_cores().items()}

@@ -67,7 +67,7 @@ _UNKNOWN = 255
 _STARTS = 3
 """Attempts to start a process, in case the forkserver ends meanwhile."""
 _SWEEPS = 20
-_THEIRS: set[int] = set()
+_EARLIER_CHILDREN: set[int] = set()
 """This process's children before the forkserver was started."""
 ORIGINS: dict[str, Server] = {}
 """Further processes to fork calls from, besides the forkserver, by name."""
@@ -134,7 +134,7 @@ def start_forkserver(log: Path) -> None:
     # A user's -W error is meant for other code: importing torch itself warns.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     _CONTEXT.set_forkserver_preload([PRELOADED])
-    _THEIRS.update(child.pid for child in psutil.Process().children())
+    _EARLIER_CHILDREN.update(child.pid for child in psutil.Process().children())
     adopt_orphans()  # In case the forkserver, which would adopt them, is killed.
     _ensure_forkserver()
 
@@ -483,7 +483,7 @@ def _children(of: psutil.Process | int | None, recursive: bool = False) -> list[
 
 def _of_this_session() -> set[int]:
     """Return this session's children: no call started them, since each call leads a session of its own."""
-    spared = set(_THEIRS)
+    spared = set(_EARLIER_CHILDREN)
     for child in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError):
             spared |= {child.pid} if os.getsid(child.pid) == os.getsid(0) else set()

@@ -21,7 +21,7 @@ from profiler.job.config import DeviceEntry, load_config
 from profiler.job.plan import make_plan, only_of
 from profiler.machine import nvml
 from profiler.machine import target as machine
-from profiler.machine.target import Target, host_and_user, own_cores
+from profiler.machine.target import Target, cores_of_gpu, host_and_user
 from profiler.options import Run
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, as_job
@@ -80,8 +80,8 @@ def test_cores_next_to_several_gpus_are_shared_with_both_threads_of_each(monkeyp
     near = {"a": {0, 1, 4, 5}, "b": {0, 1, 4, 5}, "c": {2, 3, 6, 7}}
     monkeypatch.setattr(nvml, "near_cores", lambda: near)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
-    assert [own_cores(card) for card in "abc"] == [[0, 4], [1, 5], [2, 3, 6, 7]]
-    assert own_cores(None) == own_cores("unknown") == list(range(8))
+    assert [cores_of_gpu(card) for card in "abc"] == [[0, 4], [1, 5], [2, 3, 6, 7]]
+    assert cores_of_gpu(None) == cores_of_gpu("unknown") == list(range(8))
 
 
 JOB = """
