@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ class Supervisor:
         """Return whether the case's configuration was built, so that a build now reuses it."""
         return replace(case, replicate=0).id in self.cold
 
-    def measure_one(self, task: Task, tick: Callable[[str], None], deadline: float = math.inf) -> Result:
+    def measure_one(self, task: Task, tick: Callable[[str], None], deadline: float) -> Result:
         """Measure one case, until the deadline; build its engine in an earlier process, whose memory does not count."""
         if (outcome := failure(task.case, task.prepared)) is not None:
             return Result(task.case.id, outcome.status, [str(outcome.reason)], log=log_name(outcome.log))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
     def measured(batch: int) -> Result:
         with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
             supervisor = Supervisor(folder, (str(folder),), watcher, alone, Holders())
-            return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)
+            return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None, math.inf)
 
     return measured
 

@@ -77,7 +77,7 @@ def process(call: Call, tick: object) -> Outcome:
 def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path, alone):
     monkeypatch.setattr(module, "run_one", process)
     task = Task(case(), Prepared(), Budget())
-    got = supervised(tmp_path, Watched(), alone).measure_one(task, lambda phase: None)
+    got = supervised(tmp_path, Watched(), alone).measure_one(task, lambda phase: None, math.inf)
     assert (got.figures["power_w"], got.figures["throttled"]) == (100.0, False)
     assert got.figures["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
     assert got.warnings == []
@@ -89,7 +89,9 @@ def test_a_row_says_that_another_run_had_the_device_before_or_after_it(monkeypat
     left = list(shared)
     quiet = SimpleNamespace(start=lambda: None, is_shared=lambda: left.pop(0))
     watcher = SimpleNamespace(between=lambda *_: [])
-    got = supervised(tmp_path, watcher, quiet).measure_one(Task(case(), Prepared(), Budget()), lambda phase: None)
+    got = supervised(tmp_path, watcher, quiet).measure_one(
+        Task(case(), Prepared(), Budget()), lambda phase: None, math.inf
+    )
     assert [warning.kind for warning in got.warnings] == ["disturbed"] * any(shared)
 
 
@@ -134,7 +136,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path, 
     monkeypatch.setattr(module, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [])
     task = Task(case(), Prepared(), Budget())
-    found = supervised(tmp_path, watcher, alone).measure_one(task, lambda _: None)
+    found = supervised(tmp_path, watcher, alone).measure_one(task, lambda _: None, math.inf)
     assert called == ["profiler.worker.prepare_model:build_ahead", "profiler.worker.measure_case:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
     assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
