@@ -46,8 +46,6 @@ from profiler.tables.numbers import counted, duration
 from profiler.worker.task import Task
 
 _ROOFS_SECONDS = 60.0
-_CORES_PER_BUILD = 2 if usable_cores() > 2 else 1
-"""A build starts compilers of its own."""
 _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
 _TRIALS, _CONFIRMING = 0.2, 0.3
@@ -60,6 +58,11 @@ _WAITING = 0.4
 """Share of --within that waiting for a quiet machine may take."""
 _HOPELESS, _MOST_HOPELESS = 0.25, 3
 """Share of other work that makes a figure useless, and the number of such cases that stops further processes."""
+
+
+def _cores_per_build() -> int:
+    # A build starts compilers of its own. Not a constant: --threads sets the cores after this file is imported.
+    return 2 if usable_cores() > 2 else 1
 
 
 def is_better(second: Result, first: Result) -> bool:
@@ -241,7 +244,7 @@ class Runner:
             is_first, later = not number, [case for following in waves[number + 1 :] for case in following]
             if not are_all_ready:
                 # The first wave's rows come soonest; then idle cores prepare and compile all that follows at once.
-                are_all_ready = not is_first and _CORES_PER_BUILD > 1 and math.isinf(self.deadline)
+                are_all_ready = not is_first and _cores_per_build() > 1 and math.isinf(self.deadline)
                 ready = self._make_ready([*wave, *later] if are_all_ready else wave)
                 ready = self._skip(ready, same_programs(ready, self.chosen))
             now = {case.id for case in wave}
@@ -412,7 +415,7 @@ class Runner:
         Ignores failures: measuring reports them.
         """
         first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
-        limit = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS))
+        limit = max(1, min(usable_cores() // _cores_per_build(), _MOST_BUILDS))
         room = max(0, limit - len(first)) if first else 0
         first |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
         slots = min(limit, len(first) or 1)

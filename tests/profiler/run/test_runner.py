@@ -467,7 +467,6 @@ def test_idle_cores_compile_later_cases(tmp_path, monkeypatch, alone, cores, bui
     asked = list[str]()
     monkeypatch.setattr(module, "run_all", building(asked))
     monkeypatch.setattr(module, "usable_cores", lambda: cores)
-    monkeypatch.setattr(module, "_CORES_PER_BUILD", 2 if cores > 2 else 1)
     runner = compiler(tmp_path, alone, lambda _: False, lambda _: 1.0)
     first, *later = (Task(replace(case(name), engine="compiled"), Prepared(), Budget()) for name in "fghi")
     runner.build_ahead([first], [Task(case("ort"), Prepared(), Budget()), *later])
@@ -476,10 +475,10 @@ def test_idle_cores_compile_later_cases(tmp_path, monkeypatch, alone, cores, bui
     assert asked == [case(name).id for name in built], "a wave that compiles nothing waits for no build"
 
 
-@pytest.mark.parametrize(("cores", "left", "prepared"), [(1, math.inf, "abc"), (2, 900.0, "abc"), (2, math.inf, "ab")])
+@pytest.mark.parametrize(("cores", "left", "prepared"), [(2, math.inf, "abc"), (4, 900.0, "abc"), (4, math.inf, "ab")])
 def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatch, cores, left, prepared):
     calls = list[list[str]]()
-    monkeypatch.setattr(module, "_CORES_PER_BUILD", cores)
+    monkeypatch.setattr(module, "usable_cores", lambda: cores)
     monkeypatch.setattr(module, "failure", lambda *_: None)
 
     def prepare(cases: Sequence[Case]) -> list[Task]:
