@@ -414,27 +414,25 @@ class Runner:
 
         Ignores failures: measuring reports them.
         """
-        first = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
+        ahead = {task.case.id: task for task in tasks if self._compiles_ahead(task)}
         limit = max(1, min(usable_cores() // _cores_per_build(), _MOST_BUILDS))
-        room = max(0, limit - len(first)) if first else 0
-        first |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
-        slots = min(limit, len(first) or 1)
+        room = max(0, limit - len(ahead)) if ahead else 0
+        ahead |= {task.case.id: task for task in [task for task in later if self._compiles_ahead(task)][:room]}
+        slots = min(limit, len(ahead) or 1)
         # Cases that compile nothing are measured first.
         seconds = sum(self.estimate(t.case) for t in tasks if not ENGINES[t.case.engine].compiles)
-        for id_, task in list(first.items()):
+        for id_, task in list(ahead.items()):
             seconds += self.estimate(task.case) / slots
             if self.is_over(seconds):
-                del first[id_]
-        if len(first) > 1:
-            self.compiled |= first.keys()
+                del ahead[id_]
+        if len(ahead) > 1:
+            self.compiled |= ahead.keys()
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
-            calls = [
-                self.supervisor.call("prepare_model:build_ahead", task, self.deadline, workers)
-                for task in first.values()
-            ]
+            make = self.supervisor.call
+            calls = [make("prepare_model:build_ahead", task, self.deadline, workers) for task in ahead.values()]
             outcomes = run_all(calls, slots, lambda done: self.display.doing("compiling", done, len(calls)))
             forget_choices()
-            built = zip(first, outcomes, strict=True)
+            built = zip(ahead, outcomes, strict=True)
             self.supervisor.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
 
     def _compiles_ahead(self, task: Task) -> bool:
