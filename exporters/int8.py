@@ -18,7 +18,7 @@ from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.dataset import MOST_CALIBRATING, scored_count
 from exporters.inputs import distinct_items, fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
-from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx, without_unread
+from exporters.onnx_files import external_tensors, file_inputs, graph_files, graph_inputs, read_onnx, without_unread
 from exporters.source import ModelError, ModelSource, TensorSpec, digest
 from exporters.weights import identified
 
@@ -39,6 +39,9 @@ _OPTIONS = {
 }
 _MEND = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
 _OPERANDS = (*WEIGHTED, "Add")
+_PER_CHANNEL, _PLAIN_WEIGHTS = 13, 4
+"""Opset whose DequantizeLinear has an axis, and IR version whose initializers need not be inputs
+(https://github.com/onnx/onnx/blob/main/docs/Changelog.md and IR.md)."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,7 @@ def write_dynamic(source: ModelSource, fp32: Path, path: Path, floats: Sequence[
     from onnxruntime.quantization import quantize_dynamic as quantize_products
 
     with _simplified(source, fp32, path) as (simplified, external):
-        model = onnx.load(simplified, load_external_data=False)
-        _name_nodes(model.graph)
+        model = read_onnx(simplified)
         weights = {tensor.name for tensor in model.graph.initializer}
         infos = [value for value in model.graph.value_info if value.name not in weights]
         del model.graph.value_info[:]
@@ -249,9 +251,7 @@ def write_quantized(
 
 def _has_wide_bias(path: Path) -> bool:
     """Return True if a product's bias has several dimensions, like scikit-learn's, or one value for all."""
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = read_onnx(path).graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     biases = [shapes[node.input[2]] for node in graph.node if node.op_type == "Gemm" and shapes.keys() & node.input[2:]]
     return any(len(shape) != 1 or shape == (1,) for shape in biases)
@@ -259,7 +259,9 @@ def _has_wide_bias(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[Path, bool]]:
-    """Simplify the graph for ONNX Runtime's quantizer; yield it, and True if its weights lie next to it."""
+    """Simplify the graph for ONNX Runtime's quantizer, and name its nodes; yield it, and True if its weights lie
+    next to it."""
+    import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
@@ -268,10 +270,32 @@ def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[P
     external = bool(external_tensors(fp32))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, source.failing("quantizing to int8", _MEND):
         simplified = Path(folder) / "simplified.onnx"
+        renewed = _renewed(fp32, Path(folder) / "renewed.onnx")
         quant_pre_process(
-            fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
+            renewed, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
         )
+        model = read_onnx(simplified)
+        for place, node in enumerate(model.graph.node):
+            node.name = node.name or f"{node.op_type}_at_{place}"
+        onnx.save(model, simplified)
         yield simplified, external
+
+
+def _renewed(path: Path, copy: Path) -> Path:
+    """Copy a file that cannot hold scales per channel (opset 13) or weights that are no inputs (IR version 4)."""
+    import onnx
+
+    model = read_onnx(path)
+    opset = next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx"))
+    if opset >= _PER_CHANNEL and model.ir_version >= _PLAIN_WEIGHTS:
+        return path
+    model = onnx.version_converter.convert_version(onnx.load(path), max(opset, _PER_CHANNEL))
+    model.ir_version = max(model.ir_version, _PLAIN_WEIGHTS)
+    inputs = graph_inputs(model.graph)
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    onnx.save(model, copy)
+    return copy
 
 
 def float_weights(source: ModelSource, fp32: Path, path: Path) -> dict[str, onnx.TensorProto]:
@@ -282,23 +306,12 @@ def float_weights(source: ModelSource, fp32: Path, path: Path) -> dict[str, onnx
         return {tensor.name: tensor for tensor in onnx.load(simplified).graph.initializer}
 
 
-def _name_nodes(graph: onnx.GraphProto) -> None:
-    for place, node in enumerate(graph.node):
-        node.name = node.name or f"{node.op_type}_at_{place}"
-
-
 def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
     """Map each Add that can be a product's epilogue to its other input, by name; and name the other Adds.
 
-    If an Add joins two products, the deeper one has the epilogue: a projection of the shortcut comes earlier. Unnamed
-    nodes in the file get a name.
+    If an Add joins two products, the deeper one has the epilogue: a projection of the shortcut comes earlier.
     """
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    graph = model.graph
-    _name_nodes(graph)
-    onnx.save(model, path)
+    graph = read_onnx(path).graph
     adds = [node for node in graph.node if node.op_type == "Add"]
     maker = {name: node for node in graph.node for name in node.output}
     readers = Counter([*(name for node in graph.node for name in node.input), *(value.name for value in graph.output)])
@@ -320,7 +333,7 @@ def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
     """Remove the quantizer's pairs except on operands of WEIGHTED and on every Add's `residual` input."""
     import onnx
 
-    model = onnx.load(path, load_external_data=False)
+    model = read_onnx(path)
     pairs = pairs_of(model.graph)
     for node in model.graph.node:
         for place, name in enumerate(node.input):
