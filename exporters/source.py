@@ -24,8 +24,8 @@ COMPUTED = ("files", "graphs", "weights", "state", "options", "step", "inputs", 
 """Prefixes of `Identity.changes` after which the network computes something else."""
 Shapes = Mapping[str, Sequence[int | str]]
 """Sizes and symbols of inputs, by name."""
-_NUMBERED = re.compile(r"unk__\d+|unk_\d+|dim_\d+|.+_dynamic_axes_\d+|[a-z]?\d+", re.IGNORECASE)
-"""Symbols that converters number, such as tf2onnx's unk__10 and torch's x_dynamic_axes_1: they have no meaning."""
+_NUMBERED = re.compile(r"(unk__|unk_|dim_|.+_dynamic_axes_|(p2o\.)?DynamicDimension\.|[a-z]?)\d+", re.IGNORECASE)
+"""Symbols that converters number, such as tf2onnx's unk__10 and Paddle's DynamicDimension.1: they have no meaning."""
 _BATCH_WORDS = ("batch", "batch_size", "batchsize")
 
 
