@@ -250,15 +250,15 @@ def check_batch(source: ModelSource, shapes: Shapes) -> None:
 def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyType({})) -> set[str]:
     """Return the symbols for the batch in the shapes of a model's inputs; a fixed batch has none.
 
-    They are the symbols at the job's `axes`, and "batch"; if the first input has neither, its leading symbol; then all
-    leading symbols without a meaning. Other axes of the inputs in `axes` are never the batch.
+    They are the symbols at the job's `axes`, and "batch"; if the first input with axes has neither, its leading symbol;
+    then all leading symbols without a meaning. Other axes of the inputs in `axes` are never the batch.
     """
     at = {shapes[name][axis] for name, axis in axes.items() if axis is not None}
     others = {size for name, item_axis in axes.items() for axis, size in enumerate(shapes[name]) if axis != item_axis}
     words = {size for shape in shapes.values() for size in shape if str(size).lower() in _BATCH_WORDS}
     symbols = {size for size in at | (words - others) if isinstance(size, str)}
     leading = {name: shape[0] for name, shape in shapes.items() if shape and isinstance(shape[0], str)}
-    first = next((name for name in shapes if axes.get(name, 0) is not None), None)
+    first = next((name for name, shape in shapes.items() if shape and axes.get(name, 0) is not None), None)
     if first in leading.keys() - axes.keys() and not symbols.intersection(shapes[first]):
         symbols |= {leading[first]} - others
     meaningless = {size for size in leading.values() if size.endswith("[0]") or _NUMBERED.fullmatch(size)}

@@ -161,6 +161,7 @@ def test_a_cache_may_be_empty(tmp_path, monkeypatch):
         ([["a_dynamic_axes_1", 3], ["b_dynamic_axes_1", 4]], {}, {}, [("batch", 3), ("batch", 4)]),
         ([["DynamicDimension.0", 3], ["DynamicDimension.4", 4]], {}, {}, [("batch", 3), ("batch", 4)]),
         ([["p2o.DynamicDimension.0", 3], ["p2o.DynamicDimension.1"]], {}, {}, [("batch", 3), ("batch",)]),
+        ([[], ["N", 3]], {}, {}, [(), ("batch", 3)]),
         ([["L", 3, 4], [7]], {"in0": 1, "in1": None}, {"L": 5}, [(5, 3, 4), (7,)]),
         ([["N", 3], [2, 1, 4]], {"in1": 1}, {}, "has a free batch, and fixes axis 1 of 'in1'"),
         ([["N", 3]], {"ino": 1}, {}, "batch: no input 'ino'; valid: in0"),
