@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from exporters.cache import Cache, check_room, code_of
 from exporters.errors import sentence
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs, symbolic_shapes
-from exporters.onnx_files import check_onnx, external_tensors, file_inputs, graph_files, read_onnx
+from exporters.onnx_files import check_onnx, external_tensors, file_inputs, graph_files, in_order, read_onnx
 from exporters.packages import versions
 from exporters.source import BATCH, ModelSource, TensorSpec, digest
 from exporters.weights import cached_state, checked, identified, source_key
@@ -251,9 +251,7 @@ def _write_fp16(graph: Path, path: Path) -> str:
     blocked = (node for node in model.graph.node if node.op_type in DEFAULT_OP_BLOCK_LIST)
     in_float32 = Counter(node.op_type for node in blocked if floats & {*node.input, *node.output})
     onnx.load_external_data_for_model(model, str(graph.parent))
-    # The converter appends its casts at the end (onnxruntime 1.31).
-    converted = ir.from_proto(convert_float_to_float16(model, disable_shape_infer=True))
-    converted.graph.sort()
+    converted = in_order(convert_float_to_float16(model, disable_shape_infer=True))
     ir.save(converted, path, external_data=f"{path.name}.data" if is_large else None)
     onnx.checker.check_model(str(path), full_check=True)
     return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(in_float32.items()))

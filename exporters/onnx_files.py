@@ -15,6 +15,7 @@ from exporters.source import WEIGHTS, ModelError, ModelSource
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
     from onnx.external_data_helper import ExternalDataInfo
 
 MADE = ("fp32", "tf32", "fp16", "int8")
@@ -22,6 +23,8 @@ MADE = ("fp32", "tf32", "fp16", "int8")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _TOO_NEW = re.compile(r"max supported IR version: \d+|official support for domain \S+ is till opset \d+")
 """ONNX Runtime's messages about a file of a later ONNX."""
+_UNSORTED = "must be topologically sorted"
+"""The checker's words about nodes that come before their inputs."""
 _KEEPS_INDICES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Where", "Add", "Mul")
 """Operators that may lie between an input and its table; Keras wraps negative indices by the last three."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
@@ -116,6 +119,15 @@ def graphs_of(node: Any) -> list[Any]:
     return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs) if graph.node]
 
 
+def in_order(model: onnx.ModelProto) -> ir.Model:
+    """Sort the nodes, as runtimes do: converters to fp16 append their casts. Raises ValueError for a cycle."""
+    import onnx_ir as ir
+
+    ordered = ir.from_proto(model)
+    ordered.graph.sort()
+    return ordered
+
+
 def without_unread(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model without nodes and constants that reach no output."""
     import onnx_ir as ir
@@ -167,6 +179,7 @@ def graph_files(path: Path) -> dict[str, Path]:
 def check_onnx(path: Path) -> None:
     """Raise ModelError if the file or its external data is missing, truncated or foreign."""
     import onnx
+    import onnx_ir as ir
     from onnx.external_data_helper import uses_external_data
 
     external = external_tensors(path)
@@ -187,7 +200,12 @@ def check_onnx(path: Path) -> None:
         tensor.dims[:] = [0]
     filled = _fill_outputs(model.graph)
     try:
-        onnx.checker.check_model(model if external or filled else str(path))
+        try:
+            onnx.checker.check_model(model if external or filled else str(path))
+        except Exception as error:
+            if _UNSORTED not in str(error):
+                raise
+            onnx.checker.check_model(ir.to_proto(in_order(model)))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from matrix_product import write_text
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from thin_networks import thin_source
 
 from exporters import onnx_export
@@ -247,6 +248,19 @@ def test_an_output_needs_no_declaration(tmp_path, lacks, beside):
     half, full = to_fp16(ModelSource("m", onnx=tmp_path / "m.onnx"), Cache(tmp_path)).path, run(tmp_path / "m.onnx", x)
     assert float_types(half) == {TensorProto.FLOAT16}
     assert np.linalg.norm(run(half, x) - full) < 0.01 * np.linalg.norm(full)
+
+
+def test_nodes_may_be_in_any_order_without_a_cycle(tmp_path):
+    half = convert_float_to_float16(onnx.load(write(tmp_path / "a.onnx")), keep_io_types=True)
+    onnx.save(half, tmp_path / "half.onnx")
+    nodes = half.graph.node
+    (cast,) = (node for node in nodes if "x" in node.input)
+    assert list(nodes).index(cast) > 0
+    check_onnx(tmp_path / "half.onnx")
+    cast.input[0] = nodes[0].output[0]
+    onnx.save(half, tmp_path / "half.onnx")
+    with pytest.raises(ModelError, match="cycle"):
+        check_onnx(tmp_path / "half.onnx")
 
 
 def test_check_finds_external_data_in_subgraphs(tmp_path):
