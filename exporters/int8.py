@@ -18,7 +18,15 @@ from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.dataset import MOST_CALIBRATING, scored_count
 from exporters.inputs import distinct_items, fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
-from exporters.onnx_files import external_tensors, file_inputs, graph_files, graph_inputs, read_onnx, without_unread
+from exporters.onnx_files import (
+    external_tensors,
+    file_inputs,
+    graph_files,
+    graph_inputs,
+    in_order,
+    read_onnx,
+    without_unread,
+)
 from exporters.source import ModelError, ModelSource, TensorSpec, digest
 from exporters.weights import identified
 
@@ -225,6 +233,7 @@ def write_quantized(
 ) -> None:
     """Calibrate, quantize and check the file."""
     import onnx
+    import onnx_ir as ir
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with _simplified(source, fp32, path) as (simplified, external):
@@ -246,6 +255,8 @@ def write_quantized(
         )
         if placement.operands_only:
             keep_operands(path, residual)
+        # Sorting nodes, the quantizer ignores the values that branches and bodies read (onnxruntime 1.31).
+        onnx.save(ir.to_proto(in_order(read_onnx(path))), path)
         onnx.checker.check_model(str(path), full_check=True)
 
 

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from matrix_product import write_text
 from onnx import TensorProto, numpy_helper
+from onnx.checker import check_model
 from thin_networks import thin_source
 
 from exporters import onnx_export
@@ -155,6 +156,20 @@ def test_an_old_file_is_quantized_in_an_opset_with_scales_per_channel(graph, ops
         for file in (quantize(source, cache, graph).path, path)
     )
     assert 1e-5 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.1
+
+
+@pytest.mark.parametrize("graph", PLACEMENTS)
+def test_a_branch_may_read_what_a_product_before_it_computes(graph, tmp_path, cache):
+    """As merged decoders do; ONNX Runtime's quantizer moves the branches to the front."""
+    text = """
+    merged (float[N, 4] x, bool cached) => (float[N, 4] y) {
+        h = MatMul (x, w)
+        y = If (cached) <then_branch = a () => (float[N, 4] b) { b = Relu (h) },
+                         else_branch = c () => (float[N, 4] d) { d = Neg (h) }>
+    }"""
+    weight = np.random.default_rng(0).standard_normal((4, 4), np.float32)
+    path = write_text(tmp_path / "merged.onnx", text, w=weight)
+    check_model(str(quantize(ModelSource("merged", onnx=path), cache, graph).path))
 
 
 @pytest.mark.parametrize(
