@@ -211,14 +211,13 @@ def check_onnx(path: Path) -> None:
 
 
 def _least_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a tensor's data; at most 1 for types of ml_dtypes, which may pack several into a byte."""
-    from onnx.helper import tensor_dtype_to_np_dtype
+    """Return the bytes of a tensor's data; 0 for an unknown type."""
+    import onnx_ir as ir
 
-    count: int = math.prod(tensor.dims)
-    with contextlib.suppress(KeyError):  # The checker reports an unknown type.
-        dtype = tensor_dtype_to_np_dtype(tensor.data_type)
-        return count * int(dtype.itemsize) if dtype.kind in "biufc" else min(count, 1)
-    return min(count, 1)
+    with contextlib.suppress(TypeError, ValueError):  # The checker reports the type.
+        bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+        return bits // 8
+    return 0
 
 
 def _fill_outputs(graph: onnx.GraphProto) -> bool:

@@ -250,6 +250,21 @@ def test_an_output_needs_no_declaration(tmp_path, lacks, beside):
     assert np.linalg.norm(run(half, x) - full) < 0.01 * np.linalg.norm(full)
 
 
+@pytest.mark.parametrize(("kind", "size"), [(TensorProto.INT4, 8), (TensorProto.FLOAT8E4M3FN, 16)])
+def test_data_of_narrow_types_are_cut_off_below_their_size(kind, size, tmp_path):
+    weight = helper.make_tensor("w", kind, [4, 4], bytes(size), raw=True)
+    onnx.external_data_helper.set_external_data(weight, "w.bin")
+    weight.ClearField("raw_data")
+    graph = onnx.load(write_text(tmp_path / "m.onnx", "g (float[n] x) => (float[4, 4] y) { y = Cast <to = 1> (w) }"))
+    graph.graph.initializer.append(weight)
+    onnx.save(graph, tmp_path / "m.onnx")
+    (tmp_path / "w.bin").write_bytes(bytes(size))
+    check_onnx(tmp_path / "m.onnx")
+    (tmp_path / "w.bin").write_bytes(bytes(size - 1))
+    with pytest.raises(ModelError, match=f"up to byte {size}, and that file has {size - 1}"):
+        check_onnx(tmp_path / "m.onnx")
+
+
 def test_nodes_may_be_in_any_order_without_a_cycle(tmp_path):
     half = convert_float_to_float16(onnx.load(write(tmp_path / "a.onnx")), keep_io_types=True)
     onnx.save(half, tmp_path / "half.onnx")
