@@ -87,7 +87,7 @@ def decide(merged: pl.DataFrame, request: Request) -> Choice:
     sizes = sorted(rows["batch_size"].unique()) if request.objective == "latency" else []
     for part in (*(rows.filter(pl.col("batch_size") <= size) for size in sizes), rows):
         choice = choose(_named(part), figure, request.limits, request.allow_uncalibrated)
-        if choice.best is not None:
+        if choice.best is not None or choice.doubt is not None:
             break
     return choice
 

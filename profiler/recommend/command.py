@@ -92,7 +92,7 @@ def execute(options: Options, console: Console) -> int:
 def _folder(choice: Choice, runs: Runs) -> str:
     """Return the folder of the run that measured the best, or that skipped its rivals."""
     is_skipped = choice.doubt is not None and choice.doubt.code == "skipped"
-    cells = [cell for cell in choice.cells if cell["beaten_by"]] if is_skipped else [choice.best]
+    cells = [cell for cell in choice.cells if cell["beaten_by"]] if is_skipped else [choice.best or choice.nearest]
     run_ids = cells[0]["run_ids"] if cells and cells[0] else []
     return next((run.address for run in runs.runs if {*run_ids} & {*run.run_ids}), runs.runs[0].address)
 
@@ -100,8 +100,8 @@ def _folder(choice: Choice, runs: Runs) -> str:
 def settling(choice: Choice, folder: str) -> str | None:
     """Return the command that may settle the choice's doubt; `folder` is the run's."""
     match choice.doubt:
-        case None:
-            return None
+        case None | Reason(code="unknown" | "too-wide" | "no-base"):
+            return None  # The reason says what to do.
         case Reason(code="only-base", value=0):
             return f"{PROGRAM} engines"
         case Reason(code="skipped"):
@@ -317,12 +317,13 @@ def _aim(request: Request) -> str:
 
 def headline(choice: Choice) -> str:
     """State the winner with its figures in one line, or the doubt, or what comes nearest to the limits."""
-    if choice.doubt is not None:
+    losers = [loser for loser in choice.losers if choice.nearest in (None, loser.cell)]
+    if choice.doubt is not None and all(choice.doubt not in loser.reasons for loser in losers):
         return f"No recommendation yet: {choice.doubt}"
     if (winner := choice.winner) is not None:
         batch = "" if ", batch " in winner["name"] else f", batch {winner['batch_size']}"
         return f"Deploy {choice.names}{batch}: {', '.join(_parts(choice, winner))}"
-    loser = next(loser for loser in choice.losers if choice.nearest in (None, loser.cell))
+    loser = losers[0]
     is_missed = any(reason.code in ("over", "under") and not reason.is_busy for reason in loser.reasons)
     outcome = f"Nothing {'meets' if is_missed else 'is known to meet'} the limits; the nearest is"
     if choice.nearest is None:

@@ -191,9 +191,12 @@ def choose(
             excess = max((limit.excess(limit.measured(row)) for limit in limits), default=0.0)
             return is_uncalibrated(row) and not allow_uncalibrated, excess
 
-        nearest = min(measured, key=distance, default=None)
-        waiting = sum(row["status"] == "waiting" for row in rows)
-        doubt = Reason("unmeasured", waiting) if waiting and not measured else None
+        nearest: Row | None = min(measured, key=distance, default=None)
+        doubt = None
+        if undecided := next((loser for loser in judged if all(reason.is_open for reason in loser.reasons)), None):
+            nearest, doubt = undecided.cell, undecided.reasons[0]
+        if waiting := sum(row["status"] == "waiting" for row in rows):
+            doubt = Reason("unmeasured", waiting)
         if skipped := _unsettled(judged, figure):
             doubt = Reason("skipped", skipped)
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)

@@ -52,6 +52,11 @@ class Reason:
         """True if a timed figure's interval is too wide; a loss may be negative, so its ends have no ratio."""
         return self.figure in JUDGED and numbers.is_busy(self.low, self.high)
 
+    @property
+    def is_open(self) -> bool:
+        """True if more samples or items, a base or a quiet machine may show that the limit is met."""
+        return self.is_busy or self.code in ("too-wide", "no-base") or (self.code == "unknown" and bool(self.value))
+
     def __str__(self) -> str:
         return _TEMPLATES[self.code](self)
 

@@ -408,6 +408,7 @@ def test_exit_codes_and_the_next_commands(folder, data):
     code, text = order(folder, model="net", max_latency_ms=["0.5"])
     assert code == 3
     assert "Why none" in text and "--export" not in text
+    assert order(folder, model="net", max_latency_ms=["p99=1.5"])[0] == 4, "more samples would tell"
     others = [row("trt", ms=1.02, reach=0.03, load_s=1.0), row("eager", "fp32", 1.08, reach=0.1, is_base=True)]
     for starts, told in (
         (1.0, "A tie of 3: ort fp16, eager fp32 and trt fp16; the best figure leads; --replicates 5 may part them"),

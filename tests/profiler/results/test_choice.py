@@ -191,6 +191,39 @@ def test_nothing_is_recommended_without_ground(rows, objective, status, code, co
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 
 
+WAITING = handmade.row("ort", ms=None, status="waiting")
+UNCHECKED = {"rel_l2_error": None, "rel_l2_error_high": None}
+CLOSE = {"accuracy": 0.9, "accuracy_items": 100} | dict.fromkeys(("accuracy_loss", "accuracy_loss_low"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "limit", "status", "code"),
+    [
+        ([BASE], Limit("latency_ms", 1.0), "nothing", None),
+        # A case that the run did not reach may meet the limit, or be the answer at the smallest batch.
+        ([BASE, WAITING], Limit("latency_ms", 1.0), "undecided", "unmeasured"),
+        ([WAITING, BASE | {"batch_size": 16}, handmade.row("ort", batch_size=16)], None, "undecided", "unmeasured"),
+        # More samples may show that a percentile meets it, whatever others miss.
+        ([BASE, handmade.row("ort", samples=40)], Limit("latency_p99_ms", 1.5), "undecided", "unknown"),
+        ([BASE | {"latency_p99_ms": 2.1}, handmade.row("ort", samples=40)], Limit("latency_p99_ms", 1.5), "undecided",
+         "unknown"),
+        ([BASE, handmade.row("ort", samples=40, **UNCHECKED)], Limit("latency_p99_ms", 1.5), "nothing", None),
+        ([BASE | UNCHECKED], None, "nothing", None),
+        (spread("ort", 3.0, 60.0), Limit("latency_ms", 1.0), "undecided", "over"),
+        ([BASE | CLOSE | {"accuracy_loss_high": 0.04}], Limit("accuracy_loss", 0.01), "undecided", "too-wide"),
+        ([BASE | {"accuracy": 0.9}], Limit("accuracy_loss", 0.01), "undecided", "no-base"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_to_meet_a_limit_is_undecided_if_more_figures_may_tell(rows, limit, status, code):
+    choice = decide(cells_of(handmade.frame(rows)), Request("net", limits=(limit,) if limit else ()))
+    assert (choice.status, choice.doubt and choice.doubt.code) == (status, code)
+    assert settling(choice, "a/run") == (
+        None if code in (None, "unknown", "too-wide", "no-base")
+        else "python -m profiler --resume a/run" + " --retry --wait-for-idle 10" * (code == "over")
+    )  # fmt: skip
+    assert headline(choice).startswith("No recommendation yet: " if code == "unmeasured" else "Nothing ")
+
+
 @pytest.mark.parametrize(("reach", "names"), [(1.1, ["openvino"]), (60.0, [])])
 def test_a_figure_that_other_work_hides_at_another_batch_ties_with_nothing(reach, names):
     further = [
