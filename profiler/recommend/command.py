@@ -121,8 +121,8 @@ def settling(choice: Choice, folder: str) -> str | None:
 def _contested(choice: Choice, rival: str) -> list[Row]:
     """Return the best, and the cells named like the rival; by default its base, else the runner-up."""
     best, *others = choice.cells
-    near = [cell for cell in others if all(cell[key] == best[key] for key in ("batch_size", "setting"))]
-    rivals = [cell for cell in near if (cell_name(cell) == rival if rival else cell["is_base"])]
+    bases = [cell for cell in others if cell["is_base"] and cell["batch_size"] == best["batch_size"]]
+    rivals = [cell for cell in others if cell["name"] == rival] if rival else bases
     return [best, *(rivals or ([choice.runner_up] if choice.runner_up else []))]
 
 
@@ -351,8 +351,8 @@ def comparison(choice: Choice) -> str:
         return f"A tie of {len(cells)}: {_listed_names(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
-    codes = {reason.code for loser in choice.losers for reason in loser.reasons}
-    return f"The only candidate that {'meets the limits' if codes & {'over', 'under'} else 'could be measured'}"
+    is_alone = all(loser.cell["status"] != "ok" for loser in choice.losers)
+    return f"The only candidate that {'could be measured' if is_alone else 'meets the limits'}"
 
 
 def kept_out(choice: Choice) -> str:

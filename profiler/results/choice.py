@@ -127,7 +127,7 @@ class Choice:
     """The best among cells, and why each other cell is not.
 
     The best is the winner unless `doubt` says why that is unknown yet. `tied` are the cells that are not proven worse
-    and whose factor is known, best first. `runner_up` is the best other cell of the same batch and setting, and
+    and whose factor is known, best first. `runner_up` is the best other cell, if possible of the same batch, and
     `margin` says how many times worse it is. `losers` are all other cells, best first. If nothing meets the limits,
     `nearest` misses its worst limit by the smallest share.
     """
@@ -165,7 +165,7 @@ class Choice:
     @property
     def names(self) -> str:
         """Name the best and its ties: "ort fp32 or openvino fp32"."""
-        return listed((cell.get("name") or cell_name(cell) for cell in self.leaders), "or", _MOST_NAMED)
+        return listed(map(_name, self.leaders), "or", _MOST_NAMED)
 
 
 def choose(
@@ -215,8 +215,9 @@ def choose(
     best = min(unbeaten, key=preference)
     against_best = zip(fit, _against(fit, best, figure), strict=True)
     beaten = [Loser(row, (reason,)) for row, reason in against_best if row is not best]
-    rivals = [loser for loser in beaten if all(loser.cell[key] == best[key] for key in _PLACE)]
-    runner_up = next(iter(rivals), None)
+    rivals = [loser for loser in beaten if loser.cell["machine"] == best["machine"]]
+    beside = [loser for loser in rivals if all(loser.cell[key] == best[key] for key in _PLACE)]
+    runner_up = next(iter(beside or beaten), None)
     unknown = [loser.cell for loser in beaten if loser.reasons[0].is_busy]
     return Choice(
         figure=figure,
@@ -231,7 +232,7 @@ def choose(
 
 
 def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: str) -> Reason | None:
-    """Return why the best of all `judged` cells is no winner yet; `rivals` share its batch and setting."""
+    """Return why the best of all `judged` cells is no winner yet; `rivals` share its machine."""
     cells = [loser.cell for loser in judged]
     measured = [cell for cell in cells if cell["status"] == "ok"]
     if skipped := _unsettled(judged, figure):
@@ -245,14 +246,14 @@ def _doubt(best: Row, rivals: Sequence[Loser], judged: Sequence[Loser], figure: 
         return Reason("disturbed", text=cell_name(best))
     if figure in JUDGED and best[ends_of(figure)[0]] is None:
         return Reason("one-process", have=best["measured"], text=cell_name(best))
-    bases = [rival for rival in rivals if rival.cell["is_base"]]
+    bases = [rival for rival in rivals if rival.cell["is_base"] and rival.cell["batch_size"] == best["batch_size"]]
     open_rivals = [rival for rival in rivals if _may_be_better(rival, best, figure)]
     ends = [tuple(map(best.get, ends_of(figure)))] if figure in JUDGED else []
     ends += [(rival.reasons[0].low, rival.reasons[0].high) for rival in (*bases, *open_rivals)]
     if any(is_busy(*pair) for pair in ends):
         return Reason("busy", text=cell_name(best))
     for rival in open_rivals:
-        return replace(rival.reasons[0], code="open", text=cell_name(best), rival=cell_name(rival.cell))
+        return replace(rival.reasons[0], code="open", text=_name(best), rival=_name(rival.cell))
     return None
 
 
@@ -316,6 +317,10 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
 def cell_name(cell: Row) -> str:
     """Return a cell's configuration, like "compiled fp16"."""
     return f"{cell['variant']} {cell['precision']}"
+
+
+def _name(cell: Row) -> str:
+    return cell.get("name") or cell_name(cell)
 
 
 def is_uncalibrated(cell: Row) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.errors import resuming
 from profiler.recommend.answer import Request, cells_of, decide
-from profiler.recommend.command import _why, headline, kept_out, settling
+from profiler.recommend.command import _why, comparison, headline, kept_out, settling
 from profiler.results.cells import cells
 from profiler.results.choice import Choice, Limit, choose, contenders
 from profiler.run.summary import so_far
@@ -224,15 +224,38 @@ def test_what_is_not_known_to_meet_a_limit_is_undecided_if_more_figures_may_tell
     assert headline(choice).startswith("No recommendation yet: " if code == "unmeasured" else "Nothing ")
 
 
-@pytest.mark.parametrize(("reach", "names"), [(1.1, ["openvino"]), (60.0, [])])
-def test_a_figure_that_other_work_hides_at_another_batch_ties_with_nothing(reach, names):
+@pytest.mark.parametrize(
+    ("reach", "names", "code", "batches"),
+    [(1.02, ["openvino"], None, ""), (1.1, ["openvino"], "open", "1,8"), (60.0, [], "busy", "")],
+)
+def test_a_rival_at_another_batch_ties_or_leaves_the_choice_open(reach, names, code, batches):
     further = [
         {**row, "batch_size": 8, "throughput": 8e3 / row["latency_ms"]} for row in spread("openvino", 8.2, reach)
     ]
-    found = choose(
-        cells(handmade.frame([*spread("eager", 9.0, 1.1), *spread("ort", 1.0, 1.1), *further])), "throughput"
-    )
-    assert found.winner and [cell["variant"] for cell in found.tied] == names
+    rows = [*spread("eager", 9.0, 1.1), *spread("ort", 1.0, 1.02), *further]
+    found = decide(cells_of(handmade.frame(rows)), Request("net", objective="throughput"))
+    assert found.best and [cell["variant"] for cell in found.tied] == names
+    assert (found.doubt and found.doubt.code) == code
+    assert f",batch_size={batches},variant=ort,openvino," in (settling(found, "a/run") or "") or not batches
+    assert found.runner_up and found.runner_up["variant"] == "eager", "it is of the same batch"
+
+
+def test_the_runner_up_is_of_another_batch_where_its_own_has_none():
+    rows = [
+        {**row, "batch_size": batch, "throughput": rate / row["latency_ms"]}
+        for batch, rate in ((1, 1e3), (8, 9e3))
+        for row in spread("ort", 1.0, 1.02)
+    ]
+    found = decide(cells_of(handmade.frame(rows)), Request("net", objective="throughput"))
+    assert found.best and found.runner_up and (found.best["batch_size"], found.runner_up["batch_size"]) == (8, 1)
+    assert comparison(found).startswith("Runner-up: ")
+
+
+def test_a_candidate_beside_others_that_were_measured_is_not_the_only_one_that_could_be():
+    rows = [handmade.row("ort", ms=1.0), handmade.row("openvino", ms=0.5, **UNCHECKED)]
+    met = comparison(decide(cells_of(handmade.frame(rows)), Request("net")))
+    could = comparison(decide(cells_of(handmade.frame([rows[0], handmade.row("trt", ms=None)])), Request("net")))
+    assert met.endswith("meets the limits") and could.endswith("could be measured")
 
 
 @pytest.mark.parametrize(
