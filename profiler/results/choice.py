@@ -263,7 +263,7 @@ def _may_be_better(rival: Loser, best: Row, figure: str) -> bool:
     if reason.code != "unclear":
         return False
     # Without an interval of the factor, the best's own is the least that is unknown.
-    worst = best[ends_of(figure)[figure not in HIGHER]] or best[figure]
+    worst = best.get(ends_of(figure)[figure not in HIGHER]) or best[figure]
     low = reason.low or (reason.value or 1.0) * min(worst / best[figure], best[figure] / worst)
     return _OPEN * low < 1
 
@@ -345,6 +345,7 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     Without an interval, only a difference of several margins counts, from the other side's interval if it has one.
     """
     ends = ends_of(figure) if figure in JUDGED else ()
+    has_ends = bool(ends) or FIGURES[figure].unit == "MiB"  # Memory is what it is.
     names = [figure, *ends, "clock"]
     sides = {"": rows, "_best": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
@@ -356,7 +357,7 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     for row, (factor, low, high, outcome), (bottom, top) in zip(
         rows, factors.iter_rows(), by_one_end.iter_rows(), strict=True
     ):
-        if factor and outcome is None:
+        if factor and (outcome is None or not has_ends):
             is_host = HOST_BOUND in {*row["footnotes"], *best["footnotes"]}
             screened = verdict(bottom, top, _SCREEN * margin(None if is_host else row["clock"]))
             outcome = None if screened is Verdict.EQUIVALENT else str(screened)
