@@ -153,13 +153,15 @@ def compose(data: Data) -> Report:
 
 def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
     """Return the answer in short, like "Deploy compiled fp16 for 5 of 6 models and batch sizes"."""
-    answered = [(key["pass"], choice) for key, choice in choices if choice.best]
     # Prefer inference, since users deploy it.
-    answers = [choice for pass_, choice in answered if pass_ == "inference"] or [choice for _, choice in answered]
+    of_inference = [choice for key, choice in choices if key["pass"] == "inference"]
+    answers = of_inference or [choice for _, choice in choices]
     won = [choice for choice in answers if choice.winner]
     if not won:
-        nothing = "No configuration can be deployed" if choices else "No case succeeded"
-        return f"No recommendation yet: {answers[0].doubt}" if answers else nothing
+        doubt = next((choice.doubt for choice in answers if choice.doubt), None)
+        is_measured = any(choice.best or choice.nearest for _, choice in choices)
+        nothing = "No configuration can be deployed" if is_measured else "No case succeeded"
+        return f"No recommendation yet: {doubt}" if doubt else nothing
     ((names, number),) = Counter(choice.names for choice in won).most_common(1)
     if len(answers) > 1:
         return f"Deploy {names} for {number} of {len(answers)} models and batch sizes"

@@ -72,7 +72,7 @@ def gather(runs: Runs, only: Filter | None = None, merged: pl.DataFrame | None =
     return Data(
         runs,
         _derived(shown),
-        choices(merged.filter(OK.any().over(KEY)), by=("run",)),
+        choices(merged.filter((pl.col("status") != "unsupported").any().over(KEY)), by=("run",)),
         _problems(results),
         warned(results).sort("cases", descending=True, maintain_order=True),
         _layers(runs, shown),

@@ -128,7 +128,7 @@ def _overview(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
 
 def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
     """List the choice in each group, or the reason against one."""
-    rows = [_answered(key, choice) for key, choice in choices if choice.best or choice.nearest]
+    rows = [_answered(key, choice) for key, choice in choices if choice.best or choice.nearest or choice.doubt]
     schema = {name: CELLS.get(name, pl.Float64()) for name in (*KEY, *_ANSWERED, *_MARGIN)}
     schema |= dict.fromkeys(("run", "deploy", "tied_or_why", "runner_up"), pl.String())
     frame = pl.DataFrame(rows, {**schema, "footnotes": pl.List(pl.String)})
@@ -154,7 +154,7 @@ def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     if cell is None:
         reasons = [reason for loser in choice.losers if loser.cell is choice.nearest for reason in loser.reasons]
         nearest = f"{cell_name(choice.nearest)}: {'; '.join(map(str, reasons))}" if choice.nearest else ""
-        return {**key, "deploy": "nothing", "tied_or_why": str(choice.doubt or nearest)}
+        return {**key, "deploy": "none yet" if choice.doubt else "nothing", "tied_or_why": str(choice.doubt or nearest)}
     base = next((loser.cell for loser in choice.losers if loser.cell["is_base"]), cell)
     return {
         **key,

@@ -114,6 +114,35 @@ def test_headline_counts_the_choices_of_inference(gathered, fastest, said):
     assert headline(gathered(*rows, row("compiled", 1.0, **{"pass": "training"})).choices) == said
 
 
+OVER = {"rel_l2_error": 0.2, "model": "b"}
+
+
+@pytest.mark.parametrize(
+    ("others", "said", "deploys"),
+    [
+        # A model that has no answer counts like any other.
+        ([row("eager", 2.0, **OVER)], "Deploy ort fp32 for 1 of 2 models and batch sizes", ["nothing", "ort fp32"]),
+        ([row("eager", None, model="b")], "Deploy ort fp32 for 1 of 2 models and batch sizes", ["ort fp32"]),
+        ([row("eager", None, model="b", status="waiting")], "Deploy ort fp32 for 1 of 2 models and batch sizes",
+         ["none yet", "ort fp32"]),
+        ([row("eager", None, model="b", status="unsupported")], "Deploy ort fp32: 2.0× eager fp32", ["ort fp32"]),
+    ],
+)  # fmt: skip
+def test_headline_and_answer_count_models_without_a_winner(gathered, others, said, deploys):
+    report = compose(gathered(row("eager", 2.0), row("ort", 1.0), *others))
+    assert report.title == said
+    assert [answer["Deploy"] for answer in shown(report, "answer")] == deploys
+
+
+def test_what_recommend_leaves_undecided_is_undecided_in_the_headline(gathered):
+    skipped = row("ort", None, precision="tf32", status="skipped", beaten_by="ort fp16")
+    report = compose(gathered(row("ort", 1.0, precision="fp16", rel_l2_error=0.2), skipped))
+    assert report.title.startswith("No recommendation yet: ")
+    assert [answer["Deploy"] for answer in shown(report, "answer")] == ["none yet"]
+    waiting = compose(gathered(row("ort", None, status="waiting"), name="waiting"))
+    assert waiting.title.startswith("No recommendation yet: ")
+
+
 # Runs and groups.
 
 
