@@ -245,7 +245,8 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
-    _print_headline(console, choice, folder)
+    _print_headline(console, choice)
+    _print_next(console, [(choice, folder)])
     for section in _sections(choice):
         print_section(console, section)
     console.print()
@@ -262,8 +263,8 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
         _print_overview(console, answers, runs, read)
     else:
         for request, choice in answers:
-            folder = _folder(choice, read) if read else runs[0]
-            _print_headline(console, choice, folder, f"\n{request.subject}, {_aim(request)}: ")
+            _print_headline(console, choice, f"\n{request.subject}, {_aim(request)}: ")
+            _print_next(console, [(choice, _folder(choice, read) if read else runs[0])])
             _print_export(console, request, choice, runs)
     request = next((request for request, choice in answers if choice.best or choice.nearest), answers[0][0])
     again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()])}"
@@ -273,14 +274,15 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
 def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
     """Print all answers as a table, each kind without a winner once, and the command that exports the first winner."""
     # Two objectives with the same answer share a row.
-    rows = {(_subject(*answer), str(answer[1].best and answer[1].best["case_ids"])): answer[1] for answer in answers}
+    rows = {(_subject(*a), str(a[1].best and a[1].best["case_ids"]), a[1].status): a[1] for a in answers}
     console.print()
-    print_table(console, overview([(subject, {}, choice) for (subject, _), choice in rows.items()]))
-    lost = [(subject, choice) for (subject, _), choice in rows.items() if choice.winner is None]
+    print_table(console, overview([(subject, {}, choice) for (subject, *_), choice in rows.items()]))
+    lost = [(subject, choice) for (subject, *_), choice in rows.items() if choice.winner is None]
     kinds = grouped(((choice.doubt and choice.doubt.code, choice.nearest is None), (s, choice)) for s, choice in lost)
     for (subject, choice), *others in kinds.values():
         rest = f" and {len(others)} more" if others else ""
-        _print_headline(console, choice, _folder(choice, read) if read else runs[0], f"{subject}{rest}: ")
+        _print_headline(console, choice, f"{subject}{rest}: ")
+    _print_next(console, [(choice, _folder(choice, read) if read else runs[0]) for (_, choice), *_ in kinds.values()])
     if answer := next(filter(_can_export, answers), None):
         _print_export(console, *answer, runs)
 
@@ -289,13 +291,18 @@ def _subject(request: Request, choice: Choice) -> str:
     return f"{request.subject}, b{choice.best['batch_size']}" if choice.best else request.subject
 
 
-def _print_headline(console: Console, choice: Choice, folder: str, subject: str = "") -> None:
-    """Print the headline, compare the winner, and give the command that may settle a doubt."""
+def _print_headline(console: Console, choice: Choice, subject: str = "") -> None:
+    """Print the headline, and compare the winner."""
     console.print(Text(f"{subject}{headline(choice)}", style=f"bold {_STYLES[choice.status]}"))
     for line in filter(None, (comparison(choice), kept_out(choice))):
         console.print(Text(line))
-    if command := settling(choice, folder):
-        say(console, f"Next: {command}")
+
+
+def _print_next(console: Console, choices: Sequence[tuple[Choice, str]]) -> None:
+    """Print once each command that may settle a doubt; each choice has its run's folder."""
+    for command in dict.fromkeys(settling(*choice) for choice in choices):
+        if command:
+            say(console, f"Next: {command}")
 
 
 def _can_export(answer: Answer) -> bool:

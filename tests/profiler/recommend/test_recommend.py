@@ -455,6 +455,25 @@ def test_among_several_models_each_has_figures_or_the_reason(tmp_path):
     assert order(folder, max_latency_ms=["0.5"])[1].endswith(" --model good --max-latency-ms 0.5\n"), "the nearest has"
 
 
+def test_doubts_that_one_command_settles_name_it_once(tmp_path):
+    base = {"is_base": True, "precision": "fp32"}
+    busy = [row("eager", ms=2.0, model="busy", reach=0.9, **base), row("ort", model="busy", reach=0.9)]
+    disturbed = [{**each, "model": "disturbed", "warnings": ["disturbed: x"]} for each in busy]
+    waiting = [row("ort", ms=None, model=name, status="waiting") for name in ("unreached", "base")]
+    folder = written(tmp_path / "run", run(*busy, *disturbed, *waiting, row("eager", model="base", **base)))
+    nexts = [line for line in order(folder)[1].splitlines() if line.startswith("Next: ")]
+    resume = f"Next: python -m profiler --resume {folder}"
+    assert nexts == [f"{resume} --retry --wait-for-idle 10", resume]
+
+
+def test_a_doubt_of_one_objective_shows_beside_a_winner_of_another(tmp_path):
+    rates = {"throughput": 900.0, "throughput_low": 890.0, "throughput_high": 910.0}
+    rows = [row("ort", reach=0.01), row("trt", ms=1.01, reach=0.4) | rates]
+    slow = [row("ort", ms=99.0, batch_size=2), row("ort", ms=99.0, model="other")]
+    text = on_console(lambda console: conclude(tmp_path, run(*rows, *slow), console), width=200)
+    assert text.count("→ ort fp16") == 2 and text.count("→ no recommendation yet") == 1
+
+
 def test_a_plain_setting_answers_for_a_models_pass():
     wide = {"setting": "width=8", "shape": "width=8"}
     others = row("ort", **wide), row("ort", model="wide", **wide), row("ort", model="wide", **TRAINING)
