@@ -29,7 +29,7 @@ from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, cells_of, decide
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.cells import Row
-from profiler.results.choice import DEFAULT_LIMIT, ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser, cell_name
+from profiler.results.choice import DEFAULT_LIMIT, ENOUGH, HIGHER, MAX_ERROR, TIES, Choice, Limit, Loser, surpasses
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
@@ -354,7 +354,8 @@ def comparison(choice: Choice) -> str:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
         is_open = choice.figure in JUDGED and choice.winner["measured"] < ENOUGH
         advice = f"; --replicates {ENOUGH} may part them" * is_open
-        is_best = not _is_better(choice.tied[0], choice.winner, choice.figure)
+        tied, best = choice.tied[0][choice.figure], choice.winner[choice.figure]
+        is_best = tied <= best if choice.figure in HIGHER else tied >= best
         return f"A tie of {len(cells)}: {_listed_names(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
@@ -363,7 +364,7 @@ def comparison(choice: Choice) -> str:
 
 
 def kept_out(choice: Choice) -> str:
-    """Name the best candidate barred by its error alone, and the option that admits it; else empty.
+    """Name the best candidate that only its error bars and that is surely better, and the option that admits it.
 
     Names no candidate whose accuracy loss is surely above explain's default limit.
     """
@@ -372,7 +373,7 @@ def kept_out(choice: Choice) -> str:
     for loser in choice.losers:
         cell, codes = loser.cell, {(reason.code, reason.figure) for reason in loser.reasons}
         is_lossy = (cell["accuracy_loss_low"] or 0.0) > MAX_ERROR
-        if codes == {("over", "error")} and not is_lossy and _is_better(cell, choice.winner, choice.figure):
+        if codes == {("over", "error")} and not is_lossy and surpasses(cell, choice.winner, choice.figure):
             digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
             figures = [amount(choice.figure, *_ends(cell, choice.figure)), *_accuracy(cell)]
             option = f"--max-error {math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
@@ -389,10 +390,6 @@ def _accuracy(cell: Row) -> list[str]:
     """Format the loss of accuracy; without the base's row the accuracy, and nothing without labels."""
     names = [name for name in ("accuracy_loss", "accuracy") if cell[name] is not None][:1]
     return [f"{noun(name)} {amount(name, *_ends(cell, name))}" for name in names]
-
-
-def _is_better(cell: Row, other: Row, figure: str) -> bool:
-    return bool(cell[figure] > other[figure] if figure in HIGHER else cell[figure] < other[figure])
 
 
 def _parts(choice: Choice, cell: Row) -> list[str]:

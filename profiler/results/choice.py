@@ -365,6 +365,11 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     return reasons
 
 
+def surpasses(cell: Row, best: Row, figure: str) -> bool:
+    """Return whether the cell is proven better than the best of those that meet the limits."""
+    return _against([cell], best, figure)[0].code == "better"
+
+
 def _start(row: Row) -> tuple[float, float]:
     """Return a row's set-up seconds and peak memory, infinite if unknown."""
     set_up, memory = (math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))

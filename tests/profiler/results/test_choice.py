@@ -43,6 +43,9 @@ def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it
         "; --max-error 2e-2 admits it"
     )
     assert kept_out(chosen(2e-3)) == "", "it wins"
+    near = handmade.row("ort", "bf16", 1.98, rel_l2_error=0.1, rel_l2_error_high=0.1)
+    text = kept_out(decide(cells_of(handmade.run(*ROWS, near)[0]), Request("net")))
+    assert text == "", "its interval does not prove it better"
 
 
 def scored(loss: float | None, *limits: Limit) -> Choice:
