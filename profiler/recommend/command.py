@@ -300,9 +300,8 @@ def _print_headline(console: Console, choice: Choice, subject: str = "") -> None
 
 def _print_next(console: Console, choices: Sequence[tuple[Choice, str]]) -> None:
     """Print once each command that may settle a doubt; each choice has its run's folder."""
-    for command in dict.fromkeys(settling(*choice) for choice in choices):
-        if command:
-            say(console, f"Next: {command}")
+    for command in dict.fromkeys(filter(None, (settling(*choice) for choice in choices))):
+        say(console, f"Next: {command}")
 
 
 def _can_export(answer: Answer) -> bool:

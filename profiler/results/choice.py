@@ -1,12 +1,6 @@
 """Choose among cells, by one rule for terminal, report and recommend.
 
-The best by the objective wins among the cells that meet every limit. By default inference has an error limit of 1e-2,
-and 8 bits need the user's data; a limit of the accuracy loss replaces both. A cell that is not proven worse than the
-best ties with it. Among ties within 5 % that no cell is proven to beat, the soonest start wins; among starts within a
-second, the most exact precision, and then the least memory.
-
-The best is no winner yet if only bases were measured, if rivals were skipped because of a cell that the limits exclude,
-if most cells ran beside other work, if it has no interval, or if intervals leave open whether a rival is better.
+docs/method.md ("Verdicts and the winner") states the rule.
 """
 
 from __future__ import annotations
@@ -345,7 +339,7 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     Without an interval, only a difference of several margins counts, from the other side's interval if it has one.
     """
     ends = ends_of(figure) if figure in JUDGED else ()
-    has_ends = bool(ends) or FIGURES[figure].unit == "MiB"  # Memory is what it is.
+    has_ends = bool(ends) or FIGURES[figure].unit == "MiB"  # Memory is exact.
     names = [figure, *ends, "clock"]
     sides = {"": rows, "_best": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})

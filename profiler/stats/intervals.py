@@ -1,6 +1,7 @@
 """Make the 95 % intervals of figures, cells, ratios and losses, and read verdicts off them.
 
-docs/method.md states the rules. Answers read these intervals and make no others. Only losses are not on logarithms.
+docs/method.md states the rules, with their sources. Answers read these intervals and make no others. Only losses are
+not on logarithms.
 """
 
 from __future__ import annotations
@@ -64,9 +65,7 @@ def margin(clock: str | None) -> float:
 def verdict(low: float, high: float, within: float) -> Verdict:
     """Read a ratio's interval; with `within` 0.01 differences up to 1 % do not count.
 
-    A 95 % interval wholly inside the margin is two one-sided tests at 2.5 % each (Schuirmann, "A comparison of the two
-    one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability", Journal
-    of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    A 95 % interval wholly inside the margin is two one-sided tests at 2.5 % each (Schuirmann 1987).
     """
     bottom, top = 1 / (1 + within), 1 + within
     if low > top:
@@ -112,9 +111,8 @@ def figure_interval(
     """Return the interval that holds all of one process's evidence about its figure.
 
     `middle` is the median of `samples`, in their unit (empty for a figure without samples); `others` are contradictory
-    figures of the same quantity. It holds the medians of the first and the last third, which differ if the figure
-    moved. Other work only adds time: `beside_work`, its share of the processors or the card (0 if unknown), lowers the
-    low end by that share, and at least to the fastest decile. From a quarter on the low end is open.
+    figures of the same quantity. Other work only adds time, so `beside_work`, its share of the processors or the card
+    (0 if unknown), lowers the low end.
     """
     values = np.asarray(samples, dtype=float)
     ends = [middle, *others]
@@ -153,12 +151,9 @@ class Processes:
     def interval(self) -> tuple[Floats, Floats]:
         """Return both ends of each cell's interval, on the log scale; NaN for a single process of unknown spread.
 
-        A cell's variance is moderated by its class (Smyth, "Linear models and empirical Bayes methods for assessing
-        differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
-        3, 2004). A median of k processes varies up to √(π/2) times as much as their mean. Errors within processes are
-        independent of that, so both add in squares. The best of several confirmed cells is also the luckiest, so they
-        share the level (Bonferroni). If each process is either fast or slow, their median is one or the other: the
-        middle ranks bound it, Student's t does not.
+        A median of k processes varies up to √(π/2) times as much as their mean. The best of several confirmed cells is
+        also the luckiest, so they share the level. If each process is either fast or slow, their median is one or the
+        other: the middle ranks bound it, Student's t does not.
         """
         degrees = self.free + self.usable - 1
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -174,10 +169,9 @@ class Processes:
 def processes_beyond(count: Any) -> Any:
     """Return the number of processes beyond either end of their median's distribution-free 95 % interval.
 
-    It is the sign test's, in the normal approximation with correction for continuity (Conover, "Practical Nonparametric
-    Statistics", section 3.2). A fraction is a place between two processes: whole ranks would widen the interval from
-    five processes to eight. The number is negative for up to five processes, whose extremes hold the median in 75 % of
-    cases for three processes and in 94 % for five.
+    It is the sign test's, in the normal approximation with correction for continuity (Conover). A fraction is a place
+    between two processes: whole ranks would widen the interval from five processes to eight. The number is negative for
+    up to five processes, whose extremes hold the median in 75 % of cases for three processes and in 94 % for five.
     """
     return count / 2 - 0.98 * count**0.5 - 0.5
 
@@ -187,8 +181,7 @@ def ratio_interval(
 ) -> tuple[Floats, Floats, Floats]:
     """Divide figures with intervals, as (middle, low, high), and return the ratios with theirs.
 
-    The arms of both intervals are added in squares, on the log scale, which keeps their asymmetry (Zou and Donner,
-    "Construction of confidence limits about effect measures", Statistics in Medicine 27, 2008).
+    The arms of both intervals are added in squares, on the log scale, which keeps their asymmetry (Zou, Donner 2008).
     """
     (a, a_low, a_high), (b, b_low, b_high) = (
         tuple(np.log(np.asarray(part, dtype=float)) for part in figure) for figure in (above, below)
@@ -218,12 +211,8 @@ def upper_bound(errors: ArrayLike) -> float:
 def mean_loss(base: Floats, ours: Floats, error: float | None = None) -> tuple[float, Interval]:
     """Return the mean of `base - ours`, scores of the same items in the same order, and its interval.
 
-    It is Student's for the mean difference, with the spread of the items and four pseudo-items, so that it has a width
-    even if all items agree, and covers rare large losses that few items show. After the adjusted intervals of Agresti
-    and Coull (American Statistician 52, 1998) and, for pairs, of Agresti and Min (Statistics in Medicine 24, 2005).
-
-    Assumes that a relative `error` e of the outputs costs at most 2e of the score: without losses the interval ends
-    there.
+    Four pseudo-items give it a width even if all items agree. It assumes that a relative `error` e of the outputs costs
+    at most 2e of the score: without losses the interval ends there.
     """
     losses = base - ours
     mean, items = float(losses.mean()), len(losses)
@@ -251,8 +240,7 @@ def items_needed(items: int, loss: float, high: float, limit: float, error: floa
 def holm(chances: ArrayLike, level: float = 0.025) -> list[bool]:
     """Reject tests so that at most `level` of families have a false rejection; NaN is no test.
 
-    The smallest chance is compared with `level` over their number, the next over one less, until a test fails (Holm, "A
-    simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979).
+    Compare the smallest chance with `level` over their number, the next over one less, until one fails (Holm 1979).
     """
     values = np.asarray(chances, dtype=float)
     rejected, order = [False] * values.size, np.argsort(values)[: np.isfinite(values).sum()]
@@ -266,12 +254,9 @@ def holm(chances: ArrayLike, level: float = 0.025) -> list[bool]:
 def rounds_interval(logs: Sequence[float], tests: int = 1) -> Interval:
     """Return the interval of a ratio from rounds that measured both sides next to each other.
 
-    `logs` has the logarithm of each round's ratio. Looks come after 3, 4, 5, 6, 7, 8, 10, 12, 15 rounds and so on; the
-    interval stays between them. All intervals of an experiment hold the ratio at once in 95 % of experiments, whenever
-    it is stopped: the k-th look has a level of 0.05 / k / (k + 1), which add up to 0.05 (Bonferroni), and `tests`
-    ratios share it. So their intersection holds the ratio too, and no further round widens it; if it is empty, the last
-    interval counts. Each is the interval of the 20 % trimmed mean, since a burst of other work may fall on one side of
-    a round (Tukey and McLaughlin, Sankhya A 25, 1963). It is infinite below three rounds.
+    `logs` has the logarithm of each round's ratio; `tests` ratios share the level. All looks hold the ratio at once in
+    95 % of experiments, whenever they are stopped, so their intersection does, and no further round widens it; if it is
+    empty, the last interval counts. It is infinite below three rounds.
     """
     low, high, last, k, n = -math.inf, math.inf, (-math.inf, math.inf), 0, _FEWEST
     while n <= len(logs):

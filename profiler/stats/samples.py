@@ -63,8 +63,7 @@ def outliers(samples: ArrayLike) -> int:
 def effective_size(samples: ArrayLike) -> float:
     """Return the equivalent number of independent samples: n over the integrated autocorrelation time, at most n.
 
-    The sum of autocorrelations ends by the initial monotone sequence of Geyer ("Practical Markov chain Monte Carlo",
-    Statistical Science 7, 1992). Equal samples count as n.
+    The sum of autocorrelations ends by the initial monotone sequence of Geyer (1992). Equal samples count as n.
     """
     rho = _autocorrelations(samples)
     pairs = rho[: rho.size // 2 * 2].reshape(-1, 2).sum(axis=1)
@@ -77,8 +76,7 @@ def median_interval(samples: ArrayLike, level: float = 0.975) -> Interval:
     """Return the interval of the median, by default of 95 %.
 
     By chance the share of samples below the true median differs from one half; the interval lies between the quantiles
-    at the ends of that share's own interval (Woodruff, "Confidence intervals for medians and other position measures",
-    Journal of the American Statistical Association 47, 1952). The share's error follows from the effective samples. If
+    at the ends of that share's own interval (Woodruff 1952). The share's error follows from the effective samples. If
     these are too few for quantiles, Student's t of the logarithms gives the interval.
     """
     values = np.asarray(samples, dtype=float)
@@ -159,10 +157,8 @@ class StopRule:
     """The rule to stop sampling one clock; the row names its reason.
 
     `precision`: the median's interval is within ±`tolerance`, and the 99.9 % interval within twice that, since one of
-    two modes may lead by luck. `plateau`: three checks, each after 50 % more samples, narrowed the interval by less
-    than 15 % (independent samples: by some 40 %), so more would not help. Both need 30 effective samples, and
-    `min_seconds`, which show a drift. `max_samples` and `budget` are limits: the budget is spent after `seconds`
-    and `min_samples`, or after `longest` seconds and three samples.
+    two modes may lead by luck. `plateau`: more samples would not help, as independent ones would narrow the interval by
+    some 40 % in three checks. `budget`: after `seconds` and `min_samples`, or `longest` seconds and three samples.
     """
 
     min_samples: int
