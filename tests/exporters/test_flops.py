@@ -34,7 +34,11 @@ FIRST_LAYERS = {
 FACTORIES = """
 import torch
 import torch.nn.functional as F
+from does import Does
 from torch import nn
+
+def linear(*sizes): return nn.Linear(*sizes, bias=False)
+def zeros(*shape): return nn.Parameter(torch.zeros(*shape))
 
 def plain():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 5))
@@ -42,44 +46,30 @@ def plain():
 def grouped():
     return nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 6, 3, groups=2))
 
-class Branching(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-    def forward(self, x):
-        return self.model(x if x.sum() > 0 else -x)
+def branching(model): return Does(lambda self, x: self.model(x if x.sum() > 0 else -x), model=model)
+def branching_plain(): return branching(plain())
+def branching_attending(): return branching(attending())
+def branching_wasting(): return branching(wasting())
+def branching_merging(): return branching(merging())
 
-class Sequences(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.layer = getattr(nn, kind)(6, 10, 2, batch_first=True, bidirectional=True)
-    def forward(self, x):
-        return self.layer(x)[0]
+def recurrent(kind):
+    layer = kind(6, 10, 2, batch_first=True, bidirectional=True)
+    return Does(lambda self, x: self.layer(x)[0], layer=layer)
 
-def lstm(): return Sequences("LSTM")
-def gru(): return Sequences("GRU")
-def rnn(): return Sequences("RNN")
+def lstm(): return recurrent(nn.LSTM)
+def gru(): return recurrent(nn.GRU)
+def rnn(): return recurrent(nn.RNN)
 
-class Attending(nn.Module):
-    # Queries of four heads, keys and values of as many.
-    def forward(self, x):
-        return F.scaled_dot_product_attention(x, x[:, :, :5], x[:, :, :5])
-
-def branching_attending(): return Branching(Attending())
-
-class Written(nn.Module):
-    def forward(self, x):
+# Queries of four heads, keys and values of as many.
+def attending(): return Does(lambda self, x: F.scaled_dot_product_attention(x, x[:, :, :5], x[:, :, :5]))
+def written():
+    def attend(self, x):
         scores = torch.einsum("bhqd,bhkd->bhqk", x, x[:, :, :5])
         return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), x[:, :, :5])
-
-class SelfAttention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.MultiheadAttention(32, 4, batch_first=True)
-    def forward(self, x):
-        return self.layer(x, x, x, need_weights=False)[0]
-
-def branching_plain(): return Branching(plain())
+    return Does(attend)
+def self_attention():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    return Does(lambda self, x: self.layer(x, x, x, need_weights=False)[0], layer=layer)
 
 class Words(nn.Module):
     # A table of 1,000 rows of 8, read in one of several ways, and a product.
@@ -96,21 +86,11 @@ class Words(nn.Module):
         return F.linear(self.layer(found) @ self.layer.weight, table) if self.kind == "tied" else self.layer(found)
 
 def words(kind): return Words(kind), torch.randint(1000, (2, 5))
-def bag(): return words("bag")
-def module(): return words("module")
-def indexed(): return words("indexed")
-def functional(): return words("functional")
-def tied(): return words("tied")
 
-class Reading(nn.Module):
-    # Reads few elements of 8,000 by way of a view, and adds them.
-    def __init__(self, read, table):
-        super().__init__()
-        self.table, self.read = nn.Parameter(table), read
-    def forward(self, ids):
-        return self.read(self.table, ids).flatten(1).sum(1) + ids.sum(1)
-
-def reading(read, *shape): return Reading(read, torch.zeros(*shape)), torch.randint(1000, (2, 5))
+# Reads few elements of 8,000 by way of a view, and adds them.
+def reading(read, *shape):
+    model = Does(lambda self, ids: read(self.table, ids).flatten(1).sum(1) + ids.sum(1), table=zeros(*shape))
+    return model, torch.randint(1000, (2, 5))
 def viewed(): return reading(lambda w, i: w.view(-1, 8)[i], 8000)
 def detached(): return reading(lambda w, i: F.embedding(i, w.detach()), 1000, 8)
 def renormed(): return reading(lambda w, i: F.embedding(i, w, max_norm=1.0), 1000, 8)
@@ -121,69 +101,48 @@ def sampled():
     def sample(w, i): return F.grid_sample(w.expand(len(i), -1, -1, -1), i[:, None, :, None].expand(-1, 1, 5, 2) / 1e3)
     return reading(sample, 1, 8, 25, 40)
 
-class Sharing(nn.Module):
-    # Two layers with one matrix, an expanded buffer and a bias.
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-        self.second.weight = self.first.weight
-        self.register_buffer("shift", torch.zeros(1, 8).expand(100, 8))
-    def forward(self, x):
-        return self.second(self.first(x)) + self.shift.mean(0)
+# Two layers with one matrix, an expanded buffer and a bias.
+def sharing():
+    parts = {"first": nn.Linear(8, 8), "second": linear(8, 8), "shift": torch.zeros(1, 8).expand(100, 8)}
+    parts["second"].weight = parts["first"].weight
+    return Does(lambda self, x: self.second(self.first(x)) + self.shift.mean(0), **parts)
 
-class Merging(nn.Module):
-    # A product of weights, which all items share.
-    def __init__(self):
-        super().__init__()
-        self.down, self.up = nn.Parameter(torch.zeros(8, 64)), nn.Parameter(torch.zeros(64, 8))
-    def forward(self, x):
-        return x @ (self.down @ self.up)
+# A product of weights, which all items share.
+def merging(): return Does(lambda self, x: x @ (self.down @ self.up), down=zeros(8, 64), up=zeros(64, 8))
 
-class Rebuilding(nn.Module):
-    # Returns an expensive tensor, or integers, before its loss.
-    def __init__(self, kind=None):
-        super().__init__()
-        self.kind, self.encode, self.decode = kind, nn.Linear(8, 4), nn.Linear(4, 8)
+# Returns an expensive tensor, or integers, before its loss.
+def rebuilding(kind=None):
     def forward(self, x):
         codes = self.encode(x)
-        first = {"rebuilt": self.decode(codes)} if self.kind is None else {"ids": codes.argmax(1)}
+        first = {"rebuilt": self.decode(codes)} if kind is None else {"ids": codes.argmax(1)}
         return first | {"loss": codes.square().mean()}
+    return Does(forward, encode=nn.Linear(8, 4), decode=nn.Linear(4, 8))
 
-def choosing(): return Rebuilding("ids")
+def choosing(): return rebuilding("ids")
 def own_loss(result): return result["loss"] * 2
 
-class Wasting(nn.Module):
-    # Computes a product that reaches no output, and writes into it.
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(8, 4, bias=False), nn.Linear(8, 1000, bias=False)
-    def forward(self, x):
-        F.relu_(self.unused(x))
-        return self.used(x)
+# Computes a product that reaches no output, and writes into it.
+def wasting():
+    return Does(lambda self, x: (F.relu_(self.unused(x)), self.used(x))[1], used=linear(8, 4), unused=linear(8, 1000))
 
-class Keeping(nn.Module):
-    # Updates a buffer by a product.
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 4, bias=False)
-        self.register_buffer("sums", torch.zeros(4, 8))
+# Updates a buffer by a product.
+def keeping():
     def forward(self, x):
         y = self.layer(x)
         self.sums.add_(y.detach().T @ x.detach())
         return y
+    return Does(forward, layer=linear(8, 4), sums=torch.zeros(4, 8))
 
 class Passing(nn.Module):
     # Reads the last of an input's rows, and returns a product, and views of it, of a weight and of the input.
     def __init__(self):
         super().__init__()
-        self.layer, self.shift = nn.Linear(8, 4), nn.Parameter(torch.zeros(1, 4))
+        self.layer, self.shift = nn.Linear(8, 4), zeros(1, 4)
     def forward(self, rows, whole):
         y = self.layer(rows[:, -1]) + whole
         return {"y": y, "turned": y.unsqueeze(1), "wide": self.shift.expand(9, 4), "first": rows[:, 0]}
 
 def passing(): return Passing(), {"rows": torch.zeros(2, 50, 8), "whole": torch.zeros(2, 4)}
-def branching_wasting(): return Branching(Wasting())
-def branching_merging(): return Branching(Merging())
 """
 
 
@@ -226,19 +185,19 @@ def test_plain_network_by_hand():
     assert cost_of(from_factory("branching_plain")) == found, "on the CPU, where the meta device does not suffice"
 
 
-@pytest.mark.parametrize("factory", ["bag", "module", "indexed", "functional", "tied"])
-def test_a_table_counts_only_where_it_is_read_whole(factory):
-    found = cost_of(ModelSource(factory, factory=f"cost_factories:{factory}"))
-    assert found.float_weights == 8 * 3 + 3 + (8000 if factory == "tied" else 0)
+@pytest.mark.parametrize("kind", ["bag", "module", "indexed", "functional", "tied"])
+def test_a_table_counts_only_where_it_is_read_whole(kind):
+    found = cost_of(ModelSource("words", factory="cost_factories:words", options={"kind": kind}))
+    assert found.float_weights == 8 * 3 + 3 + (8000 if kind == "tied" else 0)
 
 
 @pytest.mark.parametrize(
     ("factory", "head", "outputs", "layers"),
     [
-        ("Rebuilding", "cross-entropy", (), (2,)),
+        ("rebuilding", "cross-entropy", (), (2,)),
         ("choosing", "cross-entropy", (), (2,)),
-        ("Rebuilding", "cost_factories:own_loss", ("rebuilt",), (2,)),
-        ("Rebuilding", "mean-square", ("rebuilt",), (2, 3)),
+        ("rebuilding", "cost_factories:own_loss", ("rebuilt",), (2,)),
+        ("rebuilding", "mean-square", ("rebuilt",), (2, 3)),
     ],
 )
 def test_a_step_differentiates_what_its_head_does(factory, head, outputs, layers, cache):
@@ -251,9 +210,9 @@ def test_a_step_differentiates_what_its_head_does(factory, head, outputs, layers
 @pytest.mark.parametrize(
     ("factory", "width", "times"),
     [
-        *((factory, 4, (1, 2)) for factory in ("Wasting", "branching_wasting")),
-        ("Keeping", 4, (2, 3)),
-        *((factory, 8, (1, 2)) for factory in ("Merging", "branching_merging")),
+        *((factory, 4, (1, 2)) for factory in ("wasting", "branching_wasting")),
+        ("keeping", 4, (2, 3)),
+        *((factory, 8, (1, 2)) for factory in ("merging", "branching_merging")),
     ],
 )
 def test_work_that_reaches_no_result_or_that_the_batch_shares_counts_nothing(factory, width, times):
@@ -301,10 +260,10 @@ def test_a_table_read_through_a_view_counts_what_is_read(factory, elements):
 
 
 def test_shared_storage_counts_once():
-    assert cost_of(from_factory("Sharing", 8), trains=False).float_weights == 8 * 8 + 8 + 8
+    assert cost_of(from_factory("sharing", 8), trains=False).float_weights == 8 * 8 + 8 + 8
 
 
-@pytest.mark.parametrize("factory", ["Attending", "branching_attending", "Written"])
+@pytest.mark.parametrize("factory", ["attending", "branching_attending", "written"])
 def test_attention_costs_the_same_however_it_is_written(factory):
     """4 heads of size 8, 9 queries, 5 keys; a backward pass has two gradients of each product."""
     found, forward = cost_of(from_factory(factory, 4, 9, 8), of_input=True), 2 * 4 * 9 * 5 * (8 + 8)
@@ -320,7 +279,7 @@ def test_recurrent_layers_by_hand(factory, gates):
     assert 2.5 * forward < found.training < 3 * forward
 
 
-@pytest.mark.parametrize(("factory", "shape"), [("SelfAttention", (6, 32)), ("plain", (3, 16, 16))])
+@pytest.mark.parametrize(("factory", "shape"), [("self_attention", (6, 32)), ("plain", (3, 16, 16))])
 def test_a_graph_costs_what_its_module_does(factory, shape, cache):
     source = from_factory(factory, *shape)
     path = export_onnx(source, "fp16", cache).path

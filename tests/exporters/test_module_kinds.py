@@ -25,6 +25,7 @@ KINDS = """
 import dataclasses
 
 import torch
+from does import Does
 from torch import nn
 
 x = torch.randn(4, 16)
@@ -46,41 +47,22 @@ def in_inference_mode():
 def lazy():
     return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(4)), (x,)
 
-class Sparse(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("a", torch.eye(16).to_sparse())
-        self.layer = nn.Linear(16, 16)
-    def forward(self, x):
-        return torch.sparse.mm(self.a, self.layer(x).T).T
-
 def sparse_buffer():
-    return Sparse(), (x,)
-
-class Complex(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(9, dtype=torch.cfloat))
-    def forward(self, x):
-        return torch.fft.irfft(torch.fft.rfft(x) * self.w, n=16)
+    a, layer = torch.eye(16).to_sparse(), nn.Linear(16, 16)
+    return Does(lambda self, x: torch.sparse.mm(self.a, self.layer(x).T).T, a=a, layer=layer), (x,)
 
 def complex_weights():
-    return Complex(), (x,)
+    w = nn.Parameter(torch.randn(9, dtype=torch.cfloat))
+    return Does(lambda self, x: torch.fft.irfft(torch.fft.rfft(x) * self.w, n=16), w=w), (x,)
 
 @dataclasses.dataclass
 class Sample:
     image: torch.Tensor
     mask: torch.Tensor
 
-class Takes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 4)
-    def forward(self, sample):
-        return self.layer(sample.image * sample.mask)
-
 def dataclass_input():
-    return Takes(), (Sample(x, torch.ones(4, 16)),)
+    takes = Does(lambda self, sample: self.layer(sample.image * sample.mask), layer=nn.Linear(16, 4))
+    return takes, (Sample(x, torch.ones(4, 16)),)
 
 class Step(nn.Module):
     def __init__(self):
@@ -92,25 +74,11 @@ class Step(nn.Module):
 def time_step():
     return Step(), (x, torch.tensor(0.5))
 
-class Double(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 16).double()
-    def forward(self, x):
-        return self.layer(x.double()).float()
-
 def double_inside():
-    return Double(), (x,)
-
-class Compiles(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part = torch.compile(base())
-    def forward(self, x):
-        return self.part(x)
+    return Does(lambda self, x: self.layer(x.double()).float(), layer=nn.Linear(16, 16).double()), (x,)
 
 def compiled():
-    return torch.compile(Compiles()), (x,)
+    return torch.compile(Does(lambda self, x: self.part(x), part=torch.compile(base()))), (x,)
 
 def meta():
     with torch.device("meta"):
@@ -124,29 +92,15 @@ def meta_state():
     del model.scale
     return model, (x,)
 
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 4)
-    def forward(self, x):
-        return {"logits": self.layer(x)}
-
 def hook_on_outputs():
     torch.manual_seed(0)
-    model = Named()
+    model = Does(lambda self, x: {"logits": self.layer(x)}, layer=nn.Linear(16, 4))
     model.register_forward_hook(lambda module, args, out: {"p": out["logits"].softmax(-1)})
     return model, (x,)
 
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 4)
-    def forward(self, d):
-        return self.layer(d["a"]) + self.layer(d["b"])
-
 def hook_on_inputs():
     torch.manual_seed(0)
-    model = Two()
+    model = Does(lambda self, d: self.layer(d["a"]) + self.layer(d["b"]), layer=nn.Linear(16, 4))
     model.register_forward_pre_hook(lambda module, args: ({"a": args[0]["a"] / 255, "b": args[0]["b"]},))
     return model, ({"a": torch.randn(4, 16), "b": torch.randn(4, 16)},)
 """
@@ -234,20 +188,14 @@ def compressed(plain: Path) -> Path:
     return small
 
 
-def test_compressed_weights_that_unpack_to_far_more_are_refused(tmp_path, monkeypatch):
-    torch.save({"weight": torch.zeros(512, 512)}, tmp_path / "plain.pt")
-    plain, small = tmp_path / "plain.pt", compressed(tmp_path / "plain.pt")
-    assert read_weights(small)["weight"].shape == (512, 512)
+def test_compressed_weights_are_read_as_saved_unless_they_unpack_to_far_more(tmp_path, monkeypatch):
+    state = {"weight": torch.zeros(512, 512), "bias": torch.randn(64)}
+    torch.save(state, plain := tmp_path / "plain.pt")
+    small = compressed(plain)
+    for each in (plain, small):
+        found = read_weights(each)
+        assert all(torch.equal(found[key], value) for key, value in state.items())
     monkeypatch.setattr(build_model, "_ALWAYS_UNPACKED", 2**19)
     assert read_weights(plain)["weight"].shape == (512, 512)
     with pytest.raises(ModelError, match=r"its [\d,]+ bytes unpack to 1,04[\d,]+\); save one by"):
         read_weights(small)
-
-
-def test_compressed_weights_are_read_as_torch_saved_them(tmp_path):
-    state = {"weight": torch.randn(64, 64), "bias": torch.zeros(64)}
-    torch.save(state, tmp_path / "plain.pt")
-    compressed(tmp_path / "plain.pt")
-    for name in ("plain.pt", "small.pt"):
-        found = read_weights(tmp_path / name)
-        assert all(torch.equal(found[key], value) for key, value in state.items())

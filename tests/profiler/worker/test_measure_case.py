@@ -57,85 +57,70 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from does import Does
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.project = nn.Linear(8, 16)
-
+def attention():
     def forward(self, x):
         q, k = self.project(x).chunk(2, dim=-1)
         return (q @ k.transpose(1, 2)).softmax(-1).mean(1)
 
-
-class Pooling(nn.AvgPool1d):
-    def __init__(self):
-        super().__init__(2)
+    return Does(forward, project=nn.Linear(8, 16))
 
 
-class Product(nn.Module):
+def pooling():
+    return nn.AvgPool1d(2)
+
+
+def product(forward):
     """A product, and what becomes of it; with the seed that the test's own copy has."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.last = nn.Linear(8, 6)
+    torch.manual_seed(0)
+    return Does(forward, last=nn.Linear(8, 6))
 
 
-class Masked(Product):
+def masked():
     """Logits of which a fixed half, and one that depends on the input, are left out."""
-
     def forward(self, x):
         logits = torch.where(torch.arange(6) % 2 == 0, self.last(x), float("-inf"))
         return logits, logits.argmax(-1)
 
+    return product(forward)
 
-class Deaf(Product):
+
+def deaf():
     """Outputs of about 1, of which the input decides a thousandth."""
-
-    def forward(self, x):
-        return self.last(x) * 0.001 + 1
+    return product(lambda self, x: self.last(x) * 0.001 + 1)
 
 
-class Scaled(Product):
+def scaled():
     """Each item's outputs are as small as its first value, and their rounding is that of one."""
-
-    def forward(self, x):
-        y = self.last(x) * x[:, :1, :1].abs() + 1
-        return y - 1, self.last.weight.norm()
+    return product(lambda self, x: (self.last(x) * x[:, :1, :1].abs() + 1 - 1, self.last.weight.norm()))
 
 
-class Streaming(nn.Module):
+def streaming():
     """Adds the call before to each."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(8, 3)
-        self.register_buffer("h", torch.zeros(3))
-
     def forward(self, x):
-        y = self.layer(x) + self.h
+        y = self.last(x) + self.h
         self.h = y.mean((0, 1)).detach()
         return y
 
-
-class Noisy(Product):
-    def forward(self, x):
-        return self.last(x + torch.randn_like(x))
-
-
-class First(Product):
-    def forward(self, x):
-        return self.last(x[:1]).expand(len(x), -1, -1)
+    model = product(forward)
+    model.register_buffer("h", torch.zeros(6))
+    return model
 
 
-class Pairs(Product):
-    def forward(self, x):
-        return self.last(torch.cat([pair for pair in x.view(-1, 2, *x.shape[1:])]))
+def noisy():
+    return product(lambda self, x: self.last(x + torch.randn_like(x)))
+
+
+def first():
+    return product(lambda self, x: self.last(x[:1]).expand(len(x), -1, -1))
+
+
+def pairs():
+    return product(lambda self, x: self.last(torch.cat([pair for pair in x.view(-1, 2, *x.shape[1:])])))
 
 
 class Steps(nn.Module):
@@ -154,15 +139,13 @@ def steps():
     return Steps(), (torch.randn(7, 64, 8), torch.randn(2, 64, 6))
 
 
-class Refusing(Product):
-    def __init__(self, items):
-        super().__init__()
-        self.items = items
-
+def refusing(items):
     def forward(self, x):
-        if len(x) == self.items:
+        if len(x) == items:
             raise ValueError("not so many items")
         return self.last(x)
+
+    return product(forward)
 
 
 def nan():
@@ -230,19 +213,16 @@ def begins(calls=0):
     return Begins(calls), (1 + torch.arange(8).repeat(2, 1),)
 
 
-class Boxes(nn.Module):
+def boxes():
     """A dict an image: how many boxes there are depends on the image."""
-
-    def __init__(self):
-        super().__init__()
-        self.scores = nn.Conv2d(3, 4, 3)
-
     def forward(self, images):
         found = []
         for image in images:
             scores = self.scores(image[None])[0].flatten(1).t()
             found.append({"boxes": scores[scores[:, 0] > 0], "best": scores.amax(0)})
         return found
+
+    return Does(forward, scores=nn.Conv2d(3, 4, 3))
 
 
 class Nodes(nn.Module):
@@ -260,9 +240,8 @@ def nodes():
     return Nodes(), (torch.randn(30, 8), torch.cat([torch.tensor([[29], [29]]), torch.randint(30, (2, 59))], 1))
 
 
-class Nothing(nn.Module):
-    def forward(self, x):
-        return "nothing"
+def nothing():
+    return Does(lambda self, x: "nothing")
 
 
 def exits():
@@ -473,9 +452,9 @@ STRANGE |= {"same-inputs"}
 BOTH = ("eager", "ort")
 LOGITS = replace(TEXT, outputs=("logits",))
 FINE = [
-    *map(case, (source("Attention"), source("Deaf"), image("Boxes"), image("Forces"), image("Forces", on=False))),
-    *[case(model, engine=engine) for model in (source("Masked"), TEXT) for engine in BOTH],
-    case(source("Pairs"), batch_size=8),
+    *map(case, (source("attention"), source("deaf"), image("boxes"), image("Forces"), image("Forces", on=False))),
+    *[case(model, engine=engine) for model in (source("masked"), TEXT) for engine in BOTH],
+    case(source("pairs"), batch_size=8),
     *[case(NODES, engine=engine, batch_size=30) for engine in BOTH],
     trained(image("Logits", masked=True), "sgd", "logits"),
     trained(image("Forces"), head="logits"),
@@ -488,13 +467,13 @@ BEGINS = [ModelSource(f"begins{n}", factory="case_factories:begins", options={"c
 NAN = trained(image("Logits", factor="nan"), "none", "logits")
 ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     *[(one, "", set[str](), {}) for one in FINE],
-    *[(case(source("Pooling"), engine=engine), "", {"unproven"}, {}) for engine in BOTH],
+    *[(case(source("pooling"), engine=engine), "", {"unproven"}, {}) for engine in BOTH],
     (case(STEPS, engine="ort"), "", {"unproven"}, {}),
     *[(case(model), "", {"same-inputs"}, {}) for model in BEGINS],
-    (case(source("First"), batch_size=8), "", {"no-parity"}, {}),
-    *[(case(source("Streaming"), engine=engine), "", {"unchecked-outputs"}, {}) for engine in BOTH],
-    (case(source("Noisy")), "", {"unchecked-outputs"}, {}),
-    (case(image("Boxes"), engine="ort"), "", {"static-graph"}, {"fixed": True}),
+    (case(source("first"), batch_size=8), "", {"no-parity"}, {}),
+    *[(case(source("streaming"), engine=engine), "", {"unchecked-outputs"}, {}) for engine in BOTH],
+    (case(source("noisy")), "", {"unchecked-outputs"}, {}),
+    (case(image("boxes"), engine="ort"), "", {"static-graph"}, {"fixed": True}),
     (case(source("nan")), "nothing can be compared: .*not finite in 100 %", set(), {}),
     (case(source("nan"), pass_="training"), "loss or outputs are not finite", set(), {"checked": False}),
     (NAN, "nothing can be compared: the reference itself in fp64", set(), {}),
@@ -527,18 +506,18 @@ def test_a_row_is_ok_or_says_what_is_wrong(measure, one, reason, warned, how):
     ("one", "says"),
     [
         (trained(TEXT), r"starts from output 'ids', which is torch.int64: write `outputs: \[logits\]`"),
-        (case(image("Boxes"), engine="ort"), "export to ONNX failed"),
+        (case(image("boxes"), engine="ort"), "export to ONNX failed"),
         (trained(source("Untrained", how="frozen")), "^all 12 parameters are frozen: set requires_grad"),
         (trained(source("Untrained", how="no_grad")), "^the output has no gradient: it was detached, or made under"),
         (trained(source("Untrained", how="reentrant")), "^reentrant checkpointing lost the gradients of 10 of 12"),
         (trained(source("Untrained", how="norm"), batch_size=1), "^batch normalization sees one value per channel"),
-        (trained(source("Pooling")), "^the model has no parameters to train"),
+        (trained(source("pooling")), "^the model has no parameters to train"),
         (trained(SPARSE, input_gradient=True), "input_gradient: the model has no input of floats"),
         *[(trained(SPARSE, each), "takes no sparse gradients, which table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30 .or --batch-axis NAME=AXIS"),
         (case(source("exits")), "raised SystemExit: no license"),
-        (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
+        (case(source("nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
             case(replace(TEXT, options={"first": "tokens"})),
             r"argument 'tokens'.* in a batch of 2: inputs tokens int64 \[batch, 6\], .* forward takes ids, mask, scale",
@@ -561,12 +540,12 @@ def test_a_process_has_a_heap_of_its_own_while_it_measures(measure, monkeypatch)
 
     monkeypatch.setattr("profiler.worker.measure_case.random_heap", lambda: heap)
     monkeypatch.setattr(EagerSession, "run", noted)
-    assert measure(case(source("Attention"))).status == "ok"
+    assert measure(case(source("attention"))).status == "ok"
     assert set(seen) == {1} and not heap
 
 
 def test_a_case_that_others_took_the_processors_from_is_disturbed(measure, busy_processors):
-    result = measure(case(source("Attention")), budget=replace(BUDGET, seconds=1.0))
+    result = measure(case(source("attention")), budget=replace(BUDGET, seconds=1.0))
     assert "disturbed" in kinds(result)
     assert (result.figures["disturbance"] or 0) > 0.05
 
@@ -580,10 +559,10 @@ def test_only_what_a_call_must_read_and_write_counts_as_moved(folder, names, ele
 
 
 def test_the_error_of_a_row_has_a_width(measure):
-    result = measure(case(source("Scaled"), precision="bf16"), budget=replace(BUDGET, seconds=0.3))
+    result = measure(case(source("scaled"), precision="bf16"), budget=replace(BUDGET, seconds=0.3))
     figures, items = result.figures, int(result.figures["error_items"] or 0)
     assert (result.status, 7 <= items <= 63) == ("ok", True), result.reason
-    errors, models = [], [sys.modules["case_factories"].Scaled().to(t) for t in (torch.float32, torch.bfloat16)]
+    errors, models = [], [sys.modules["case_factories"].scaled().to(t) for t in (torch.float32, torch.bfloat16)]
     for first in range(0, items, 2):
         (x,) = seeded_inputs([TensorSpec("x", ("batch", 4, 8), "float32")], 2, first=first)
         with torch.no_grad():
@@ -683,7 +662,7 @@ def test_further_items_that_do_not_run_are_told_and_lose_nothing(measure, monkey
     def refuse(session: OrtSession, inputs: object) -> None:
         raise RuntimeError("no other inputs")
 
-    one = case(source("Attention"), engine="ort")
+    one = case(source("attention"), engine="ort")
     result = measure(one, then=lambda: monkeypatch.setattr(OrtSession, "feed", refuse))
     assert (result.status, result.figures["error_items"]) == ("ok", 2)
     assert "no-parity" in kinds(result)
@@ -770,7 +749,7 @@ def test_the_first_run_keeps_its_time_where_later_inputs_are_refused(measure, mo
 @pytest.mark.parametrize("runs", [2, 9])
 def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder, tmp_path, monkeypatch, runs):
     monkeypatch.setattr(preparing, "affordable_runs", lambda *_: runs)
-    model = source("Deaf")
+    model = source("deaf")
     made = prepare_model((model, tmp_path / "cache"), QUIET)
     assert made.state is not None
     reference = Outputs.read(prepare_reference((model, made.state, 7, tmp_path / "cache"), QUIET))
@@ -809,10 +788,10 @@ def test_items_are_compared_along_the_named_axis(measure, batch):
 
 
 def test_a_reference_of_fewer_items_is_compared_with_these_and_named(measure, monkeypatch):
-    refusing = measure(case(source("Refusing", items=1)))
+    refusing = measure(case(source("refusing", items=1)))
     assert (refusing.status, refusing.reference) == ("ok", "eager-fp32-cpu")
     monkeypatch.setattr(preparing, "_CPU_SECONDS", 1e-9)
-    one = case(source("Refusing", items=7))
+    one = case(source("refusing", items=7))
     result = measure(one)
     assert (result.status, result.reference) == ("ok", "eager-fp32-cpu, 1 of 2 items"), result.reason
     assert (result.figures["rel_l2_error"] or 0) < 1e-5
