@@ -317,7 +317,7 @@ LONGEST = (
     *("robustness/test_odd_models.py", "profiler/run/test_command.py", "profiler/run/test_largest_batch.py"),
     *("profiler/cluster/test_cluster.py", "robustness/test_kills.py", "profiler/test_measure.py"),
     *("profiler/recommend/test_artifact.py", "test_wheel.py", "profiler/worker/test_measure_case.py"),
-    *("profiler/test_build.py", "engines/test_trt_build.py"),
+    *("profiler/commands/test_build.py", "engines/test_trt_build.py"),
     *("exporters/test_onnx_export.py", "exporters/test_catalog.py", "exporters/test_build_model.py"),
     *("engines/test_training.py", "browser/test_page.py", "profiler/run/test_watch.py"),
     *("profiler/run/test_resume.py", "exporters/test_flops.py"),
