@@ -383,6 +383,10 @@ def test_clocks_that_do_not_fit_are_an_error():
     with pytest.raises(RuntimeError, match="30 of 30 kernels lie outside"):
         launched_in(NODES, [kernel(5000)] * 30, offset=0)
     assert launched_in([], [kernel(5)], offset=0) == ([], [kernel(5)])
+    few, many = ([kernel(15)] * 100 + [kernel(5000)] * count for count in (7, 8))
+    assert len(launched_in(NODES, few, offset=0)[1]) == 7, "a twentieth and two"
+    with pytest.raises(RuntimeError, match="lie outside"):
+        launched_in(NODES, many, offset=0)
 
 
 # Which exported nodes a runtime's steps cover.
