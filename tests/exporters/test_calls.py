@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from does import Does
 from torch import Tensor, nn
 
 from exporters.calls import (
@@ -108,6 +109,16 @@ def test_an_export_takes_and_gives_the_models_names(tmp_path, batch):
     np.testing.assert_allclose(found[1], expected["logits"].numpy(), rtol=1e-5, atol=1e-6)
     assert "table.weight" in model.state_dict()
     assert "forward" not in vars(model)
+
+
+def test_an_output_may_have_the_name_of_an_inner_value(tmp_path):
+    import onnxruntime
+
+    specs = [TensorSpec("x", ("batch", 3), "float32", 0)]
+    write_onnx(Does(lambda self, x: {"relu": x.relu() + 1}).eval(), specs, "fp32", tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    (x,) = seeded_inputs(specs, 2)
+    np.testing.assert_array_equal(session.run(["relu"], {"x": x})[0], np.maximum(x, 0) + 1)
 
 
 class Biased(nn.Module):
