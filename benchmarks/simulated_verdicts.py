@@ -5,6 +5,8 @@ All of it uses the product's own functions; `benchmarks/verdicts.py --simulated`
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import polars as pl
 
@@ -29,6 +31,7 @@ _FIFTH = 0.8
 _CONTENDERS = 3
 
 
+@cache
 def simulated(
     kind: str, processes: int, configurations: int = 20, machines: int = 200, margin: float = 0.01, seed: int = 0
 ) -> dict[str, float]:
