@@ -135,7 +135,7 @@ def test_a_row_that_no_run_writes_is_refused(run, name, value):
     table = run / "results.parquet"
     rows = pl.read_parquet(table)
     rows.with_columns(pl.lit(value, rows.schema[name]).alias(name)).write_parquet(table)
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(ConfigError, match=rf"{name}: must "):
         execute("compare", run)
 
 
