@@ -88,6 +88,10 @@ class EagerSession:
 
     def __init__(self, job: Job[TorchOptions]) -> None:
         set_switches(job)
+        # The model's code may call torch.compile, too. Training keeps that: else flex_attention loses the gradients of
+        # tensors that its score function captures (torch 2.11 on an H200).
+        is_plain = type(self) is EagerSession and job.pass_ == "inference"
+        torch.compiler.set_stance("force_eager" if is_plain else "default")
         self.settings = settings.read()
         self.job = job
         self.dtype = DTYPES[float_part(job.precision, job.device)]

@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 from matrix_product import write_text
+from torch._dynamo.utils import counters
 
 from engines import requirements
 from engines.base import Memory, Unsupported
@@ -353,6 +354,11 @@ class Untrained(nn.Module):
             return self.last(self.norm(x) if self.how == "norm" else x)
 
 
+def compiles():
+    """Compiles its own call."""
+    return product(torch.compile(lambda self, x: self.last(x), backend="eager"))
+
+
 class Sparse(nn.Module):
     """Looks up a few rows of a large table, whose gradient is sparse."""
 
@@ -527,6 +533,15 @@ def test_a_row_is_ok_or_says_what_is_wrong(measure, one, reason, warned, how):
 def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(measure, one, says):
     with pytest.raises((ModelError, Unsupported), match=says):
         measure(one, checked=one.pass_ == "inference")
+
+
+def test_eager_inference_compiles_nothing_that_the_models_own_code_compiles(measure):
+    torch._dynamo.reset()
+    counters.clear()
+    assert measure(case(source("compiles"))).status == "ok"
+    assert not counters["stats"]["unique_graphs"]
+    assert measure(trained(source("compiles"), batch_size=2)).status == "ok"
+    assert counters["stats"]["unique_graphs"]
 
 
 def test_a_process_has_a_heap_of_its_own_while_it_measures(measure, monkeypatch):
