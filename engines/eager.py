@@ -210,7 +210,7 @@ class EagerSession:
 
     def _run_plainly(self, items: int) -> None:
         with self.guard():
-            call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
+            self._read(call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items)))
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
         """Build the proof from the process's switches, the session's state and the compute types."""
@@ -271,19 +271,19 @@ class EagerSession:
             with self.guard():
                 self.result = self.call(*positional, **keywords)
                 if self.is_lazy is not False:
-                    self._read()
+                    self._read(self.result)
         except RuntimeError as error:  # The module computes gradients inside, such as forces.
             if self.guard not in _NEXT or not _OF_GRADIENTS.search(str(error)):
                 raise
             self.guard = _NEXT[self.guard]
             self._infer(mark)
 
-    def _read(self) -> None:
+    def _read(self, result: Any) -> None:
         """Read the result within the call, if only reading computes it."""
         if self.is_lazy is None:
-            self.is_lazy = computes_when_read(self.result)
+            self.is_lazy = computes_when_read(result)
         if self.is_lazy:
-            for _, tensor in tensors_in(self.result):
+            for _, tensor in tensors_in(result):
                 _to_numpy(tensor)
 
     def _train(self, mark: Mark) -> None:

@@ -354,6 +354,22 @@ class Untrained(nn.Module):
             return self.last(self.norm(x) if self.how == "norm" else x)
 
 
+class Read(tuple):
+    """Computes its tensor while it is read."""
+
+    def __new__(cls, model, x):
+        read = super().__new__(cls, (None,))
+        read.model, read.x = model, x
+        return read
+
+    def __iter__(self):
+        yield self.model.last(self.x)
+
+
+def late():
+    return product(Read)
+
+
 def compiles():
     """Compiles its own call."""
     return product(torch.compile(lambda self, x: self.last(x), backend="eager"))
@@ -458,7 +474,17 @@ STRANGE |= {"same-inputs"}
 BOTH = ("eager", "ort")
 LOGITS = replace(TEXT, outputs=("logits",))
 FINE = [
-    *map(case, (source("attention"), source("deaf"), image("boxes"), image("Forces"), image("Forces", on=False))),
+    *map(
+        case,
+        (
+            source("attention"),
+            source("deaf"),
+            source("late"),
+            image("boxes"),
+            image("Forces"),
+            image("Forces", on=False),
+        ),
+    ),
     *[case(model, engine=engine) for model in (source("masked"), TEXT) for engine in BOTH],
     case(source("pairs"), batch_size=8),
     *[case(NODES, engine=engine, batch_size=30) for engine in BOTH],
