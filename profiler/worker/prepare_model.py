@@ -28,6 +28,7 @@ from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, ig
 from engines.catalog import ENGINES, reference_of
 from engines.options import PLAIN, Training
 from engines.requirements import explain
+from exporters import settings
 from exporters.build_model import has_images, hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import call, chosen, content
@@ -259,26 +260,26 @@ def cached_reference(
 
 def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int) -> parity.Outputs:
     """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS or a single one."""
-    alone, affordable = None, batch
+    alone, affordable, run = None, batch, partial(_run, settings.read(), source, specs, state)
     if batch > 1 and fixed_batch(specs) is None:
         with contextlib.suppress(ModelError):  # Some models cannot run a single item.
-            alone, seconds, size = _run(source, specs, state, 1, first=batch - 1, is_single=True)
+            alone, seconds, size = run(1, first=batch - 1, is_single=True)
             if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > 1:
                 affordable = 1 if seconds * REFERENCE_ITEMS > _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
     if affordable < batch:
         with contextlib.suppress(ModelError):
-            alone = _run(source, specs, state, 1, first=affordable - 1, is_single=True)[0]
+            alone = run(1, first=affordable - 1, is_single=True)[0]
     if affordable == 1 and alone is not None:
         return alone
     try:
-        together = _run(source, specs, state, affordable)[0]
+        together = run(affordable)[0]
     except ModelError as error:
         if affordable <= REFERENCE_ITEMS:
             if alone is not None:  # The graph's batch is free by name alone.
                 error.args = (f"{error}; it runs at --batch 1",)
             raise
         with contextlib.suppress(ModelError):  # The host may run out of memory before a GPU does.
-            return _run(source, specs, state, REFERENCE_ITEMS)[0]
+            return run(REFERENCE_ITEMS)[0]
         raise
     if alone is not None and together.maker:
         alone = _in_float64(source, specs, alone, affordable - 1)
@@ -286,6 +287,7 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
 
 
 def _run(
+    usual: Mapping[str, Any],
     source: ModelSource,
     specs: Sequence[TensorSpec],
     state: Path | None,
@@ -295,8 +297,10 @@ def _run(
 ) -> tuple[parity.Outputs, float, int]:
     """Run a batch, from the item `first` on, in the engine for references, then affordable further batches.
 
-    Return also the seconds and the bytes of outputs of the first run. `is_single` skips further batches.
+    Return also the seconds and the bytes of outputs of the first run. `is_single` skips further batches. Restores the
+    `usual` settings first, which an earlier run may have changed.
     """
+    settings.put_back(usual)
     engine, reference = reference_of(source.kind)
     inputs = tuple(seeded_inputs(specs, batch, first=first))
     job = Job(

@@ -375,6 +375,16 @@ def compiles():
     return product(torch.compile(lambda self, x: self.last(x), backend="eager"))
 
 
+def widens():
+    """Changes a setting of the process that decides which weights the next module gets."""
+    def forward(self, x):
+        result = self.last(x)
+        torch.set_default_dtype(torch.float64)
+        return result
+
+    return product(forward), torch.randn(2, 4, 8, dtype=torch.float32)
+
+
 class Sparse(nn.Module):
     """Looks up a few rows of a large table, whose gradient is sparse."""
 
@@ -568,6 +578,19 @@ def test_eager_inference_compiles_nothing_that_the_models_own_code_compiles(meas
     assert not counters["stats"]["unique_graphs"]
     assert measure(trained(source("compiles"), batch_size=2)).status == "ok"
     assert counters["stats"]["unique_graphs"]
+
+
+def test_a_setting_that_a_model_changes_fails_its_row_and_not_its_reference(measure):
+    def reset() -> None:  # Another process measures.
+        torch.set_default_dtype(torch.float32)
+
+    try:
+        result = measure(case(ModelSource("widens", "case_factories:widens")), then=reset)
+    finally:
+        reset()
+    assert result.status == "failed"
+    assert result.proof is not None and set(result.proof.settings_changed or {}) == {"default dtype"}
+    assert result.reference == "eager-fp32-cpu"
 
 
 def test_a_process_has_a_heap_of_its_own_while_it_measures(measure, monkeypatch):
