@@ -89,6 +89,8 @@ _FURTHER_BYTES = 2**27
 
 _PLAIN = (int, float, str, bool, bytes, type(None))
 """Types of attributes that are a module's state, besides tensors."""
+_MODULE = vars(nn.Module()).keys()
+"""Attributes of every module."""
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -333,7 +335,7 @@ def _run(
         raise _no_reference(source, error, specs, batch, getattr(session, "model", None)) from error
     size = sum(array.nbytes for array in outputs)
     if not parity.alike(outputs, again):
-        why = f"keeps state in {changed[0]}" if changed else "draws random numbers"
+        why = f"keeps state in {changed[0]}" if changed else "draws random numbers, or keeps state in no attribute"
         why = "changes its inputs" if spoilt else why
         return stacked([outputs], unsteady=f"the model {why}"), seconds, size
     if is_single:
@@ -359,7 +361,7 @@ def held_state(model: object) -> dict[str, list[Any]]:
     """Copy a module's buffers, tensors and numbers, but no parameters, by their paths; other objects have no state."""
     values: dict[str, list[Any]] = {}
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        attributes = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+        attributes = {name: value for name, value in vars(module).items() if name not in _MODULE}
         for name, value in {**module._buffers, **attributes}.items():
             leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (torch.Tensor, *_PLAIN))]
             values[f"{path}.{name}".lstrip(".")] = [

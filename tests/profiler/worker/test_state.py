@@ -22,16 +22,17 @@ pytestmark = pytest.mark.slow
         (lambda inner: setattr(inner, "h", torch.zeros(3, dtype=torch.int32)), ["inner.h"]),
         (lambda inner: inner.cache.append(torch.ones(3)), ["inner.cache"]),
         (lambda inner: setattr(inner, "calls", 1), ["inner.calls"]),
+        (lambda inner: setattr(inner, "_last", torch.ones(3)), ["inner._last"]),
         (lambda inner: inner(torch.ones(3)), []),
     ],
-    ids=["values", "shape", "type", "list", "number", "nothing"],
+    ids=["values", "shape", "type", "list", "number", "private", "nothing"],
 )
 def test_the_place_that_changed_is_named(change: Callable[[Any], object], places: list[str]):
     inner = nn.Linear(3, 3)
     held = {"h": torch.zeros(3), "sparse": torch.eye(3).to_sparse(), "conjugated": torch.tensor([1j]).conj()}
     for name, tensor in held.items():
         inner.register_buffer(name, tensor)
-    vars(inner).update(cache=[], calls=0)
+    vars(inner).update(cache=[], calls=0, _last=torch.zeros(3))
     model = nn.ModuleDict({"inner": inner})
     before = held_state(model)
     change(inner)
