@@ -20,6 +20,7 @@ from exporters import build_model
 from exporters.dataset import scored_count
 from exporters.errors import sentence
 from exporters.inputs import distinct_items, seeded_inputs
+from exporters.source import ModelError
 from profiler.job.case import Case
 from profiler.machine.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
@@ -29,11 +30,14 @@ from profiler.worker import checks, clock, disturbance
 from profiler.worker.accuracy import is_scored, score_items
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
+from profiler.worker.prepare_model import refusal
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _TIMEOUT_SHARE = 0.8
 """Share of a case's timeout after which sampling stops, so that its figures are not lost."""
+_REFUSALS = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
+"""Errors of a module that cannot take its inputs; classes derived from these have other causes, such as memory."""
 _THREAD_SECONDS = 0.05
 """Pause for the model's threads to finish their work."""
 
@@ -128,7 +132,10 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
         bench.clock.renew = session.renew
     try:
         expected_ms, is_steady = _first_runs(session, bench, result)
-    except Exception:
+    except Exception as error:
+        if task.case.pass_ == "training" and type(error) in _REFUSALS:
+            model = getattr(session, "model", None)
+            raise ModelError(refusal(task.case.source, error, specs, task.case.batch_size, model)) from error
         if not renews or not any(spec.data for spec in specs):
             raise
         traceback.print_exc()

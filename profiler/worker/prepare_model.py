@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import re
 import sys
 import tempfile
 import traceback
@@ -32,7 +33,7 @@ from exporters import settings
 from exporters.build_model import has_images, hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import call, chosen, content
-from exporters.errors import sentence
+from exporters.errors import sentence, text_of
 from exporters.factories import called_once
 from exporters.float64 import evaluate, with_exact_sigmoids
 from exporters.flops import Cost, cached_cost
@@ -324,7 +325,8 @@ def _run(
         spoilt = not all(map(torch.equal, originals, getattr(session, "inputs", ())))
         names = session.output_names()
         if not outputs:
-            raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
+            kind = type(getattr(session, "result", None)).__qualname__
+            raise source.error(f"it returned {kind} without a tensor; return tensors, as a list, dict or dataclass too")
         chosen(source.outputs, names)
         stacked = partial(parity.Outputs.of_runs, names, batch=batch, axes=parity.axes_of(specs))
         session.run(ignore)
@@ -332,7 +334,10 @@ def _run(
     except (ModelError, Unsupported):
         raise
     except Exception as error:
-        raise _no_reference(source, error, specs, batch, getattr(session, "model", None)) from error
+        why = refusal(source, error, specs, batch, getattr(session, "model", None))
+        if re.search("cuda|nvidia", text_of(error), re.IGNORECASE):
+            why += "; the reference is made on the CPU: let forward take the device from an input"
+        raise source.error(f"its reference outputs cannot be made: {why}") from error
     size = sum(array.nbytes for array in outputs)
     if not parity.alike(outputs, again):
         why = f"keeps state in {changed[0]}" if changed else "draws random numbers, or keeps state in no attribute"
@@ -458,9 +463,8 @@ def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
     return max(1, min(limit, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
 
 
-def _no_reference(
-    source: ModelSource, error: Exception, specs: Sequence[TensorSpec], batch: int, model: object
-) -> ModelError:
+def refusal(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], batch: int, model: object) -> str:
+    """Say why a model refuses a batch: the error, its inputs, and a batch that runs."""
     why = f"{sentence(error)}; given, in a batch of {batch}: {described(specs)}"
     if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
         why += how_drawn(source, specs)
@@ -468,8 +472,9 @@ def _no_reference(
         why += f"; forward takes {', '.join(inspect.signature(model.forward).parameters)}"
     items = distinct_items(specs)
     if isinstance(model, nn.Module) and items not in (None, batch):
+        device = next((parameter.device for parameter in model.parameters()), None)
         with contextlib.suppress(Exception), torch.inference_mode():
-            call(model, specs, [torch.from_numpy(array) for array in seeded_inputs(specs, items)])
+            call(model, specs, [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, items)])
             other_axis = " (or --batch-axis NAME=AXIS for an input of another batch axis)" * (len(specs) > 1)
             why += f"; it runs at its example's batch: --batch {items}{other_axis}"
-    return source.error(f"its reference outputs cannot be made: {why}")
+    return why

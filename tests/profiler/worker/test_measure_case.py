@@ -385,6 +385,15 @@ def widens():
     return product(forward), torch.randn(2, 4, 8, dtype=torch.float32)
 
 
+def on_cuda():
+    return product(lambda self, x: self.last(x.to("cuda")))
+
+
+def four():
+    """Has its batch in its code."""
+    return product(lambda self, x: self.last(x).reshape(4, 24)), torch.randn(4, 4, 8)
+
+
 class Sparse(nn.Module):
     """Looks up a few rows of a large table, whose gradient is sparse."""
 
@@ -559,7 +568,15 @@ def test_a_row_is_ok_or_says_what_is_wrong(measure, one, reason, warned, how):
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30 .or --batch-axis NAME=AXIS"),
         (case(source("exits")), "raised SystemExit: no license"),
-        (case(source("nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
+        (case(source("nothing")), "it returned str without a tensor; return tensors"),
+        (case(source("on_cuda")), "; the reference is made on the CPU: let forward take the device from an input$"),
+        *[
+            (
+                how(ModelSource("four", "case_factories:four"), batch_size=8),
+                r"in a batch of 8: .*; it runs .*--batch 4$",
+            )
+            for how in (case, trained)
+        ],
         (
             case(replace(TEXT, options={"first": "tokens"})),
             r"argument 'tokens'.* in a batch of 2: inputs tokens int64 \[batch, 6\], .* forward takes ids, mask, scale",
