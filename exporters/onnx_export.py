@@ -173,10 +173,10 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Give a graph's outputs the model's names; rename inner values of that name, but no inputs or weights."""
-    for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in names):
-        value.name += ".inner"
+    """Give a graph's outputs the model's names; rename inner values that have an input's name, a weight's or these."""
     used = {value.name for value in graph.inputs} | set(graph.initializers)
+    for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in used.union(names)):
+        value.name += ".inner"
     for value, name in zip(graph.outputs, names, strict=True):
         if value.producer() is not None:  # Not an input, which is passed through.
             value.name = f"output.{name}" if name in used else name

@@ -111,14 +111,17 @@ def test_an_export_takes_and_gives_the_models_names(tmp_path, batch):
     assert "forward" not in vars(model)
 
 
-def test_an_output_may_have_the_name_of_an_inner_value(tmp_path):
+@pytest.mark.parametrize(("taken", "given"), [("x", "relu"), ("relu", "y"), ("relu", "relu")])
+def test_an_input_or_output_may_have_the_name_of_an_inner_value(tmp_path, taken, given):
     import onnxruntime
 
-    specs = [TensorSpec("x", ("batch", 3), "float32", 0)]
-    write_onnx(Does(lambda self, x: {"relu": x.relu() + 1}).eval(), specs, "fp32", tmp_path / "m.onnx")
+    specs = [TensorSpec(taken, ("batch", 3), "float32", 0)]
+    write_onnx(Does(lambda self, x: {given: x.relu() + 1}).eval(), specs, "fp32", tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     (x,) = seeded_inputs(specs, 2)
-    np.testing.assert_array_equal(session.run(["relu"], {"x": x})[0], np.maximum(x, 0) + 1)
+    (output,) = session.run(None, {taken: x})
+    assert session.get_outputs()[0].name == (given if given != taken else f"output.{given}")
+    np.testing.assert_array_equal(output, np.maximum(x, 0) + 1)
 
 
 class Biased(nn.Module):
