@@ -110,18 +110,24 @@ def _first_items(source: ModelSource) -> list[Any]:
     return [arrays if len(arrays) > 1 else tuple(arrays.values())] if arrays else []
 
 
+def unwrapped(model: Any) -> Any:
+    """Undo torch.compile of a whole module, but not of a part that a wrapper's `__getattr__` reaches."""
+    while isinstance(model, nn.Module) and "_orig_mod" in model._modules:
+        model = model._modules["_orig_mod"]
+    return model
+
+
 def _plain(model: nn.Module) -> nn.Module:
-    """Unwrap torch.compile, else compiled code would be timed as eager."""
-    while hasattr(model, "_orig_mod"):
-        model = model._orig_mod  # type: ignore[assignment]
+    """Undo torch.compile of the module and its parts, else compiled code would be timed as eager."""
+    model = unwrapped(model)
     for module in model.modules():
         module._compiled_call_impl = None  # module.compile() sets it.
         forward = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
         if forward is not None:
             module.forward = forward
-        for name, part in list(module._modules.items()):
-            if part is not None and hasattr(part, "_orig_mod"):
-                module._modules[name] = _plain(part)
+        for name, part in module._modules.items():
+            if unwrapped(part) is not part:
+                module._modules[name] = unwrapped(part)
     return model
 
 

@@ -156,9 +156,9 @@ def _entry(model: Any, inputs: Any, folder: Path, axes: Mapping[str, int | None]
         )
     if inputs is None and hasattr(model, "modules"):
         raise ConfigError("inputs: give the shape of one item, such as (3, 224, 224), or an example tensor")
-    from exporters.factories import save
+    from exporters.factories import save, unwrapped
 
-    model = getattr(model, "_orig_mod", model)  # Undo torch.compile: the engines compile.
+    model = unwrapped(model)  # The engines compile.
     folder.mkdir(exist_ok=True)
     entry = save(model, folder, examples)
     entry = {"name": getattr(model, "__name__", type(model).__name__), **entry, **keys}

@@ -80,6 +80,16 @@ def double_inside():
 def compiled():
     return torch.compile(Does(lambda self, x: self.part(x), part=torch.compile(base()))), (x,)
 
+class Delegates(Does):
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.part, name)
+
+def delegating():
+    return Delegates(lambda self, x: self.part(x) * 10, part=torch.compile(base(), backend="eager")), (x,)
+
 def meta():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
@@ -126,7 +136,7 @@ def run(source: ModelSource) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name",
     ["program", "quantized", "in_inference_mode", "lazy", "complex_weights", "dataclass_input", "time_step",
-     "double_inside", "sparse_buffer"],
+     "double_inside", "sparse_buffer", "delegating"],
 )  # fmt: skip
 def test_each_kind_computes_what_it_computes_by_itself(name):
     import module_kinds
