@@ -76,7 +76,7 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
             mend = "return the plain module, or give a graph of your own (`onnx: FILE`)"
             raise source.error(f"torch.jit modules cannot be exported to ONNX; {mend}")
         start = time.perf_counter()
-        with source.failing("the export to ONNX", "change that line, or give a graph of your own (`onnx: FILE`)"):
+        with source.failing("the export to ONNX", "change the code, or give a graph of your own (`onnx: FILE`)"):
             origin = write_onnx(model, input_specs(source), precision, path, batch)
         note(path, time.perf_counter() - start, origin)
 
