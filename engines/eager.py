@@ -6,7 +6,7 @@ import math
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from exporters.calls import (
     cast,
     computes_when_read,
     dense,
+    inner_tensors,
     named_outputs,
     stored,
     tensors_in,
@@ -221,7 +222,7 @@ class EagerSession:
             "settings": {name: str(value) for name, value in self.settings.items()},
             **({"settings_undone": settings.UNDONE} if settings.UNDONE else {}),
             "grad_mode": self.guard.__name__,
-            "weight_types": dict(Counter(_name(p.dtype) for p in _unwrapped(self.model.parameters()))),
+            "weight_types": dict(Counter(_name(p.dtype) for p in inner_tensors(self.model.parameters()))),
             "channels_last": bool(images)
             and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
         }
@@ -376,22 +377,13 @@ def _choose(
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the tensors' storages, each once: views share one, and an expanded tensor repeats its own."""
     sizes = dict[int, int]()
-    for part in (part for tensor in _unwrapped(tensors) for part in stored(tensor)):
+    for part in (part for tensor in inner_tensors(tensors) for part in stored(tensor)):
         if part.layout == torch.strided:
             storage = part.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
         else:  # Compressed rows have no storage of their own.
             sizes[id(part)] = part.nbytes
     return sum(sizes.values())
-
-
-def _unwrapped(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors with memory: a quantized weight wraps integers and scales."""
-    for tensor in tensors:
-        if is_traceable_wrapper_subclass(tensor):
-            yield from _unwrapped(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        else:
-            yield tensor
 
 
 def _config(precision: str, device: Device) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from exporters.errors import nearest
 from exporters.gradients import Array, positions
@@ -240,6 +240,8 @@ def sampled(gradient: Tensor) -> Tensor:
 
 def content(tensor: Tensor) -> memoryview:
     """Return a tensor's values as bytes, uncopied if it is a plain one on the CPU; NumPy has no bfloat16."""
+    if is_traceable_wrapper_subclass(tensor):
+        return memoryview(b"".join(map(content, inner_tensors([tensor]))))
     tensor = tensor.detach().cpu()
     tensor = dense(tensor.int_repr() if tensor.is_quantized else tensor)
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -252,6 +254,15 @@ def dense(tensor: Tensor) -> Tensor:
     tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     return tensor.resolve_conj().resolve_neg()
+
+
+def inner_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors with memory: a weight that torchao quantized wraps integers and scales."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            yield from inner_tensors(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        else:
+            yield tensor
 
 
 def stored(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -87,6 +87,12 @@ class Delegates(Does):
         except AttributeError:
             return getattr(self.part, name)
 
+def quantized_by_torchao():
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    model = base()
+    quantize_(model, Int8WeightOnlyConfig())
+    return model, (x,)
+
 def delegating():
     return Delegates(lambda self, x: self.part(x) * 10, part=torch.compile(base(), backend="eager")), (x,)
 
@@ -136,7 +142,7 @@ def run(source: ModelSource) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name",
     ["program", "quantized", "in_inference_mode", "lazy", "complex_weights", "dataclass_input", "time_step",
-     "double_inside", "sparse_buffer", "delegating"],
+     "double_inside", "sparse_buffer", "delegating", "quantized_by_torchao"],
 )  # fmt: skip
 def test_each_kind_computes_what_it_computes_by_itself(name):
     import module_kinds
