@@ -178,9 +178,9 @@ def take_step(
         start(1.0)
         model.load_state_dict(before)
     for scale in _SCALES if precision == "amp-fp16" else [items / (batch or items) if precision == "fp16" else 1.0]:
-        root, gradient = start(scale)
         for tensor in trained.values():
             tensor.grad = None
+        root, gradient = start(scale)  # A model may call backward() itself.
         root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
         gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
         if all(stored(g)[0].isfinite().all() for g in gradients.values()):

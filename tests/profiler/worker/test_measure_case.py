@@ -385,6 +385,16 @@ def widens():
     return product(forward), torch.randn(2, 4, 8, dtype=torch.float32)
 
 
+def penalized():
+    """Adds the gradients of a penalty while it runs."""
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.last.weight.square().sum().backward()
+        return self.last(x)
+
+    return product(forward)
+
+
 def on_cuda():
     return product(lambda self, x: self.last(x.to("cuda")))
 
@@ -509,6 +519,7 @@ FINE = [
     *[case(NODES, engine=engine, batch_size=30) for engine in BOTH],
     trained(image("Logits", masked=True), "sgd", "logits"),
     trained(image("Forces"), head="logits"),
+    trained(source("penalized")),
     trained(image("net"), input_gradient=True, head="mean-square"),
     trained(LOGITS, input_gradient=True),
     trained(LOGITS, batch_size=2),
