@@ -41,6 +41,7 @@ from profiler.tables import numbers
 from profiler.worker import parity
 from profiler.worker.accuracy import has_labels
 from profiler.worker.parity import FP16_ENDS, Pair
+from profiler.worker.ranked_rows import matched
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
 _LISTED = 3
@@ -177,11 +178,12 @@ def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result:
 def pairs_of(
     task: Task, names: Sequence[str], runs: Sequence[Sequence[Array]], reference: parity.Outputs
 ) -> tuple[list[Pair], list[str]]:
-    """Pair the outputs of all runs with the reference's, without padding; also list outputs that have no pair."""
+    """Pair the outputs of all runs with the reference's, without padding and by rank; also list unpaired outputs."""
     ours = parity.Outputs.of_runs(names, runs, task.case.batch_size)
     pairs, problems = parity.align(ours, reference, task.case.source.outputs)
     bare = partial(parity.without_padding, specs=task.prepared.specs)
-    return [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs], problems
+    pairs = [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs]
+    return matched(pairs, task.case.precision), problems
 
 
 def _some(reasons: Sequence[str]) -> str:

@@ -385,6 +385,17 @@ def widens():
     return product(forward), torch.randn(2, 4, 8, dtype=torch.float32)
 
 
+def ranked():
+    """Ranks rows by scores that fewer bits cannot tell from each other."""
+    def forward(self, x):
+        rows = self.last(x).transpose(1, 2)
+        scores, places = (1 + rows.mean(2) * 1e-3).topk(12)
+        return {"rows": rows.gather(1, places[..., None].expand(-1, -1, 16)), "scores": scores}
+
+    torch.manual_seed(0)
+    return Does(forward, last=nn.Linear(8, 12)), torch.randn(4, 16, 8)
+
+
 def penalized():
     """Adds the gradients of a penalty while it runs."""
     def forward(self, x):
@@ -520,6 +531,7 @@ FINE = [
     trained(image("Logits", masked=True), "sgd", "logits"),
     trained(image("Forces"), head="logits"),
     trained(source("penalized")),
+    case(ModelSource("ranked", "case_factories:ranked"), precision="bf16"),
     trained(image("net"), input_gradient=True, head="mean-square"),
     trained(LOGITS, input_gradient=True),
     trained(LOGITS, batch_size=2),

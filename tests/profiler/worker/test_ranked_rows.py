@@ -1,0 +1,63 @@
+"""Ranked lists are compared row by row, in any order that nearly equal scores allow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from profiler.worker.parity import Pair
+from profiler.worker.ranked_rows import matched
+
+ROWS = 12
+CLOSE = 1 - 1e-6 * np.arange(ROWS)
+FAR = 0.9 ** np.arange(ROWS)
+SWAPPED = [1, 0, *range(2, ROWS)]
+SHIFTED = [*range(1, ROWS), ROWS - 1]
+
+
+def list_of(scores: np.ndarray, items: int = 3) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    boxes = random.uniform(0, 640, (items, ROWS, 4)).astype(np.float32)
+    return {"boxes": boxes, "scores": np.tile(scores, (items, 1)), "classes": random.integers(80, size=(items, ROWS))}
+
+
+def joined(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"rows": np.concatenate([a.reshape(*a.shape[:2], -1) for a in outputs.values()], axis=2)}
+
+
+def differing(ours: dict[str, np.ndarray], truth: dict[str, np.ndarray], precision: str = "fp32") -> set[str]:
+    pairs = matched([Pair(ours[name], truth[name], name, by_item=True) for name in truth], precision)
+    return {pair.name for pair in pairs if not np.allclose(pair.ours, pair.truth, rtol=1e-5)}
+
+
+@pytest.mark.parametrize("layout", [dict, joined])
+def test_rows_of_nearly_equal_scores_may_change_places(layout):
+    truth = list_of(CLOSE)
+    ours = {name: array[:, ::-1] for name, array in truth.items()} | {"scores": truth["scores"]}
+    assert differing(layout(ours), layout(truth)) == set()
+    ours["boxes"] = ours["boxes"] + np.float32(3)
+    assert differing(layout(ours), layout(truth)) == ({"boxes"} if layout is dict else {"rows"})
+
+
+@pytest.mark.parametrize(
+    ("scores", "order", "differ"),
+    [(FAR, SWAPPED, {"boxes", "classes"}), (np.ones(ROWS), SWAPPED, {"boxes", "classes"}), (CLOSE, SWAPPED, set())],
+    ids=["far", "no-score", "close"],
+)
+def test_rows_that_no_score_explains_keep_their_places(scores, order, differ):
+    truth = list_of(scores)
+    ours = {name: array[:, order] for name, array in truth.items()} | {"scores": truth["scores"]}
+    assert differing(ours, truth) == differ
+
+
+def test_a_precision_decides_which_scores_are_nearly_equal():
+    truth = list_of(1 - 1e-3 * np.arange(ROWS))
+    ours = {name: array[:, SWAPPED] for name, array in truth.items()} | {"scores": truth["scores"]}
+    assert differing(ours, truth, "fp16") == set()
+    assert differing(ours, truth, "fp32") == {"boxes", "classes"}
+
+
+def test_scores_keep_their_places_alone_and_beside_what_they_rank():
+    for truth in ({"curve": np.tile(FAR, (3, 1))}, list_of(FAR)):
+        ours = {name: array[:, SHIFTED] for name, array in truth.items()}
+        assert {"curve", "scores"} & differing(ours, truth, "int8")
