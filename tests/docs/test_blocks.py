@@ -57,6 +57,16 @@ def test_a_job_of_a_page_is_one(page, code, tmp_path, monkeypatch):
     assert own.keys() <= config.model_fields_set
 
 
+def test_the_workflow_gives_the_action_what_it_needs():
+    (job,) = yaml.safe_load((ROOT / "examples/gate.yml").read_text())["jobs"].values()
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    (place,) = (place for place, step in enumerate(job["steps"]) if step["uses"].startswith("./"))
+    step = job["steps"][place]
+    assert step["with"].keys() <= action["inputs"].keys()
+    assert step["uses"][2:] in {step["with"].get("path") for step in job["steps"][:place]}, "it is checked out"
+    assert step["with"]["model"] + " --against" in (ROOT / "README.md").read_text(), "it needs no --input"
+
+
 def test_the_factory_of_the_page_has_its_inputs(tmp_path, monkeypatch):
     (code,) = (code for page, language, code in BLOCKS if (page, language) == ("config.md", "py"))
     head = "import torch\n\nclass Encoder(torch.nn.Module):\n    def forward(self, ids, mask): return ids\n\n"
