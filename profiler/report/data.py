@@ -31,6 +31,8 @@ _DRAWN = [
     *("latency_ms", "latency_low_ms", "latency_high_ms", "throughput", *FACTOR),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
 ]
+_OF_LATENCY = (*FACTOR, "throughput", "tflops", "intensity", "fraction_of_peak")
+"""Drawn figures that are unknown where the latency is, such as the base's factor, which is 1."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,10 @@ def _layers(runs: Runs, shown: pl.DataFrame) -> list[list[Profiled]]:
 def chart_rows(data: Data) -> dict[str, list[Row]]:
     """Return the rows that charts draw, by data set, without figures of too wide intervals."""
     cells = data.cells
-    for name in ("latency_ms", "factor"):
+    for name, others in {"factor": (), "throughput": (), "latency_ms": _OF_LATENCY}.items():
         low, high = ends_of(name)
         is_narrow = (pl.col(high) <= WIDEST * pl.col(low)).fill_null(value=True)
-        cells = cells.with_columns(pl.when(is_narrow).then(pl.col(name, low, high)))
+        cells = cells.with_columns(pl.when(is_narrow).then(pl.col(name, low, high, *others)))
     lines: list[Row] = list(cells.select(_DRAWN).iter_rows(named=True))
     return {"lines": lines, "roofs": _roofs(data), "layers": _longest_layers(data)}
 

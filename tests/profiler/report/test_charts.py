@@ -78,6 +78,19 @@ def test_every_factor_has_a_bar_from_end_to_end_whatever_its_warnings(gathered):
     assert {line["variant"]: line["factor"] for line in lines} == {"eager": 1.0, "ort": None}, "as wide it is no figure"
 
 
+def test_a_chart_without_a_figure_is_left_out_and_draws_no_busy_one(gathered):
+    timed = {"flops_per_item": 2e9, "moved_mib": 100.0, "tflops": 1.0, "floor_ms": 0.1, "peak_memory_mib": 9.0}
+    roofs = {"roofs": {"fp32_tflops": 2.0, "copy_gb_s": 100.0}}
+    wide = {"latency_low_ms": 0.1, "latency_high_ms": 9.0, "throughput": 500.0}
+    busy = [row(name, 1.0, batch_size=size, **timed, **wide) for name in ("eager", "ort") for size in (1, 4)]
+    assert {chart.name for chart in compose(gathered(*busy, **roofs)).charts} == {"memory"}
+    still = compose(gathered(*busy, row("openvino", 1.0, throughput=1000.0, **timed), name="still", **roofs))
+    assert {chart.name for chart in still.charts} == {"memory", "latency", "throughput", "roofline"}
+    assert {line["variant"] for line in still.rows["lines"] if line["throughput"] is not None} == {"openvino"}
+    rates = {"throughput_low": 1.0, "throughput_high": 5000.0, "throughput": 500.0}
+    assert compose(gathered(row("eager", 1.0, **rates), name="rates")).rows["lines"][0]["throughput"] is None
+
+
 def test_error_bars_of_one_batch_size_stand_side_by_side(h200_report):
     scene, rows = drawing(h200_report, "latency", model="resnet50", **{"pass": "inference"})
     places = [round(item["x"], 1) for group in groups(scene, "rule") for item in group["items"]]
