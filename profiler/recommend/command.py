@@ -100,6 +100,8 @@ def _folder(choice: Choice, runs: Runs) -> str:
 def settling(choice: Choice, folder: str) -> str | None:
     """Return the command that may settle the choice's doubt; `folder` is the run's."""
     match choice.doubt:
+        case Reason(code="unknown", figure="usd_per_million_items"):
+            return f"{resuming(Path(folder))} --machine usd_per_hour=PRICE"
         case None | Reason(code="unknown" | "too-wide" | "no-base"):
             return None  # The reason says what to do.
         case Reason(code="only-base", value=0):
@@ -324,7 +326,7 @@ def _aim(request: Request) -> str:
 def headline(choice: Choice) -> str:
     """State the winner with its figures in one line, or the doubt, or what comes nearest to the limits."""
     losers = [loser for loser in choice.losers if choice.nearest in (None, loser.cell)]
-    if choice.doubt is not None and all(choice.doubt not in loser.reasons for loser in losers):
+    if choice.doubt is not None and (not choice.nearest or all(choice.doubt not in loser.reasons for loser in losers)):
         return f"No recommendation yet: {choice.doubt}"
     if (winner := choice.winner) is not None:
         batch = "" if ", batch " in winner["name"] else f", batch {winner['batch_size']}"

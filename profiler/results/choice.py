@@ -179,7 +179,8 @@ def choose(
     judged = [Loser(row, _barred(row, figure, limits, allow_uncalibrated)) for row in rows]
     fit, barred = [loser.cell for loser in judged if not loser.reasons], [loser for loser in judged if loser.reasons]
     if not fit:
-        measured = [row for row in rows if row["status"] == "ok" and row[figure] is not None]
+        timed = [row for row in rows if row["status"] == "ok"]
+        measured = [row for row in timed if row[figure] is not None]
 
         def distance(row: Row) -> tuple[bool, float]:
             excess = max((limit.excess(limit.measured(row)) for limit in limits), default=0.0)
@@ -193,6 +194,8 @@ def choose(
             doubt = Reason("unmeasured", waiting)
         if skipped := _unsettled(judged, figure):
             doubt = Reason("skipped", skipped)
+        if timed and not measured:  # No further measurement of this job has the figure.
+            doubt = Reason("unknown", figure=figure)
         return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest, doubt=doubt)
     against_best = zip(fit, _against(fit, fit[0], figure), strict=True)
     tied = [(row, reason.value or 1.0) for row, reason in against_best if reason.code != "worse"]

@@ -88,6 +88,7 @@ def test_the_option_that_admits_a_configuration_is_that_of_the_limit_it_misses(l
 
 
 BASE, BUSY = handmade.row("eager", ms=2.0), ["disturbed: other work"]
+WAITING = handmade.row("ort", ms=None, status="waiting")
 BEATEN = handmade.row("ort", "tf32", ms=None, status="skipped", beaten_by="compiled fp16")
 UNKNOWN = handmade.row("ort", ms=1.0, latency_spread=None, latency_spread_free=None)
 DISTURBED = [
@@ -180,6 +181,10 @@ def reaching(low: float, high: float) -> dict[str, Any]:
          "latency", "deploy", None, ""),
         ([BASE, handmade.row("compiled", "fp16", ms=0.5), BEATEN], "memory", "undecided", "skipped",
          "--resume a/run --all"),
+        # Measuring more gives no price; without a GPU there is no energy.
+        ([BASE, WAITING], "cost", "undecided", "unknown", "--resume a/run --machine usd_per_hour=PRICE"),
+        ([BASE, BEATEN], "cost", "undecided", "unknown", "--resume a/run --machine usd_per_hour=PRICE"),
+        ([BASE, WAITING], "energy", "undecided", "unknown", ""),
         # Another name for the base's program is no rival.
         ([BASE, handmade.row("eager-tuned", ms=None, status="skipped")], "latency", "undecided", "only-base",
          "engines"),
@@ -190,12 +195,11 @@ def test_nothing_is_recommended_without_ground(rows, objective, status, code, co
     choice = decide(cells_of(handmade.frame(rows)), Request("net", objective=objective))
     assert (choice.status, choice.doubt and choice.doubt.code) == (status, code)
     assert (choice.winner is None) == (code is not None)
-    assert (choice.best is None) == (code == "unmeasured")
+    assert (choice.best is None) == (code in ("unmeasured", "unknown"))
     assert (settling(choice, "a/run") or "").removeprefix("python -m profiler ") == command
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 
 
-WAITING = handmade.row("ort", ms=None, status="waiting")
 UNCHECKED = {"rel_l2_error": None, "rel_l2_error_high": None}
 CLOSE = {"accuracy": 0.9, "accuracy_items": 100} | dict.fromkeys(("accuracy_loss", "accuracy_loss_low"), 0.0)
 
