@@ -21,15 +21,15 @@ def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
     by_runtime = [best_of_runtimes(choice) for _, _, choice in answers]
     wins = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)
     runtimes = [runtime for runtime in (_BASE, *ENGINES) if any(runtime in cells for cells in by_runtime)]
-    # A narrow terminal drops the runtimes that win least.
-    ranked = sorted(runtimes, key=lambda runtime: (runtime != _BASE, -wins[runtime]))
     bases = {cell_name(cells[_BASE]) for cells in by_runtime if _BASE in cells}
     frame: dict[str, list[Any]] = {"deploy": [f"{subject}\n{_deploy(choice)}" for subject, _, choice in answers]}
     frame |= {key: [keys[key] for _, keys, _ in answers] for key in (answers[0][1] if answers else ())}
     frame |= {runtime: [_figures(cells.get(runtime)) for cells in by_runtime] for runtime in runtimes}
     headings = {runtime: runtime for runtime in runtimes} | {_BASE: bases.pop() if len(bases) == 1 else "Base"}
+    # A narrow terminal keeps the base and each winner, and drops the last of the others first.
     columns = [
-        figure(headings[runtime], runtime, numbers.as_written, expendable=ranked.index(runtime)) for runtime in runtimes
+        figure(headings[runtime], runtime, numbers.as_written, expendable=0 if wins[runtime] else place)
+        for place, runtime in enumerate(runtimes)
     ]
     keys = [key for key in frame if key not in ("deploy", *runtimes)]
     fields = [name("Model, and what to deploy", "deploy", numbers.as_written), *columns]

@@ -15,7 +15,7 @@ from profiler.recommend.command import conclude
 from profiler.results.overview import overview
 from profiler.results.reading import load
 from profiler.tables.table import Table
-from profiler.tables.writers import html
+from profiler.tables.writers import html, print_table
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
@@ -73,6 +73,18 @@ def test_a_tie_of_another_batch_names_it():
     table = overview([("net", {"model": "net"}, choice)])
     (deploy,) = next(cells for field, cells in table.columns() if field.heading.startswith("Model"))
     assert deploy in ("net\n→ ort fp32 or openvino fp32 b16", "net\n→ openvino fp32 or ort fp32 b1")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_keeps_the_figures_of_each_winner(width):
+    times = {"eager": 4.0, "compiled": 2.0, "ort": 3.0, "openvino": 3.5, "trt": 2.5}
+    models = {f"net{n}": times | {winner: 1.0} for n, winner in enumerate(("ort", "trt", "trt"))}
+    rows = [handmade.row(name, ms=ms, model=model) for model, ms_of in models.items() for name, ms in ms_of.items()]
+    page = io.StringIO()
+    print_table(Console(file=page, width=width), table_of(*rows))
+    assert page.getvalue().count(" 1.00 4.0×") == len(models)
+    assert page.getvalue().count(" 4.00 ") == len(models), "the base stays, too"
+    assert ("Left out for the width: " in page.getvalue()) == (" 3.50 " not in page.getvalue())
 
 
 @pytest.mark.parametrize("golden", ["cpu", "h200"])
