@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -89,6 +89,8 @@ def decide(merged: pl.DataFrame, request: Request) -> Choice:
         choice = choose(_named(part), figure, request.limits, request.allow_uncalibrated)
         if choice.best is not None or choice.doubt is not None:
             break
+    if request.only and choice.doubt is not None and choice.doubt.code == "only-base" and not choice.doubt.value:
+        return replace(choice, doubt=replace(choice.doubt, code="only-left"))
     return choice
 
 

@@ -102,7 +102,7 @@ def settling(choice: Choice, folder: str) -> str | None:
     match choice.doubt:
         case Reason(code="unknown", figure="usd_per_million_items"):
             return f"{resuming(Path(folder))} --machine usd_per_hour=PRICE"
-        case None | Reason(code="unknown" | "too-wide" | "no-base"):
+        case None | Reason(code="unknown" | "too-wide" | "no-base" | "only-left"):
             return None  # The reason says what to do.
         case Reason(code="only-base", value=0):
             return f"{PROGRAM} engines"

@@ -166,6 +166,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "unmeasured": lambda reason: f"the run did not reach {numbers.counted(int(reason.value or 0), 'case')}",
     "skipped": _skipped,
     "only-base": _only_base,
+    "only-left": lambda reason: f"--only leaves only the base, {reason.text}; widen it, or measure other engines",
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by an unknown factor: other work made an interval too wide",
     "open": lambda reason: f"{reason.text} leads, but {reason.rival}, {_worse(reason)}, may be better",

@@ -466,6 +466,15 @@ def test_doubts_that_one_command_settles_name_it_once(tmp_path):
     assert nexts == [f"{resume} --retry --wait-for-idle 10", resume]
 
 
+def test_the_base_alone_is_no_lack_of_engines_if_only_left_the_others_out(tmp_path):
+    rows = row("eager", ms=2.0, is_base=True), row("ort")
+    choice = ask(*rows, only="engine=eager")
+    assert (choice.status, choice.doubt and choice.doubt.code) == ("undecided", "only-left")
+    assert order(written(tmp_path / "run", run(*rows)), only=["engine=eager"])[1].count("Next: ") == 0
+    waiting = ask(*rows, row("eager", "tf32", None, status="waiting"), only="engine=eager")
+    assert waiting.doubt and waiting.doubt.code == "only-base"
+
+
 def test_a_doubt_of_one_objective_shows_beside_a_winner_of_another(tmp_path):
     rates = {"throughput": 900.0, "throughput_low": 890.0, "throughput_high": 910.0}
     rows = [row("ort", reach=0.01), row("trt", ms=1.01, reach=0.4) | rates]
