@@ -97,8 +97,8 @@ def _folder(choice: Choice, runs: Runs) -> str:
     return next((run.address for run in runs.runs if {*run_ids} & {*run.run_ids}), runs.runs[0].address)
 
 
-def settling(choice: Choice, folder: str) -> str | None:
-    """Return the command that may settle the choice's doubt; `folder` is the run's."""
+def settling(choice: Choice, folder: str, alike: Sequence[Choice] = ()) -> str | None:
+    """Return the command that may settle the doubt of the choice, and of those alike; `folder` is the run's."""
     match choice.doubt:
         case Reason(code="unknown", figure="usd_per_million_items"):
             return f"{resuming(Path(folder))} --machine usd_per_hour=PRICE"
@@ -112,17 +112,18 @@ def settling(choice: Choice, folder: str) -> str | None:
             is_disturbed = any(DISTURBED in cell["footnotes"] for cell in choice.cells)
             return f"{resuming(Path(folder))}{f' --retry {WHEN_IDLE}' * is_disturbed}"
         case Reason(code="open" | "one-process"):
-            cells = _contested(choice, choice.doubt.rival)
-            fewest = min(cell["measured"] for cell in cells)
+            contested = [_contested(doubted) for doubted in (choice, *alike)]
+            fewest = max(min(cell["measured"] for cell in cells) for cells in contested)
             processes = ENOUGH if fewest < ENOUGH else 2 * fewest
             again = f" --retry {WHEN_IDLE}" * ((choice.doubt.have or 0) > 1)
-            return f"{resuming(Path(folder))} --replicates {processes} --only {shlex.quote(_only(cells))}{again}"
+            only = shlex.quote(_only([cell for cells in contested for cell in cells]))
+            return f"{resuming(Path(folder))} --replicates {processes} --only {only}{again}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 
-def _contested(choice: Choice, rival: str) -> list[Row]:
-    """Return the best, and the cells named like the rival; by default its base, else the runner-up."""
-    best, *others = choice.cells
+def _contested(choice: Choice) -> list[Row]:
+    """Return the best, and the cells named like the doubt's rival; by default its base, else the runner-up."""
+    (best, *others), rival = choice.cells, choice.doubt.rival if choice.doubt else ""
     bases = [cell for cell in others if cell["is_base"] and cell["batch_size"] == best["batch_size"]]
     rivals = [cell for cell in others if cell["name"] == rival] if rival else bases
     return [best, *(rivals or ([choice.runner_up] if choice.runner_up else []))]
@@ -153,9 +154,10 @@ def execute_suite(options: RunSuite, console: Console) -> int:
 def conclude(run: Path, results: pl.DataFrame, console: Console, limits: tuple[Limit, ...] = ()) -> None:
     """Print what to deploy within the limits: for latency, and with several batch sizes also for throughput."""
     questions = list[Request]()
-    rows = results.filter(status="ok").filter(_IS_USUAL)
+    rows = results.filter(_IS_USUAL) if "ok" in results["status"] else results.clear()
     for (pass_, model, setting), group in rows.group_by("pass", "model", "setting", maintain_order=True):
-        objectives = ["latency", "throughput"] if group["batch_size"].n_unique() > 1 else ["latency"]
+        has_sizes = group.filter(status="ok")["batch_size"].n_unique() > 1
+        objectives = ["latency", "throughput"] if has_sizes else ["latency"]
         questions += [Request(model, pass_, setting, "", limits, objective) for objective in objectives]
     if questions:
         cells = cells_of(results)
@@ -284,7 +286,7 @@ def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[
     for (subject, choice), *others in kinds.values():
         rest = f" and {len(others)} more" if others else ""
         _print_headline(console, choice, f"{subject}{rest}: ")
-    _print_next(console, [(choice, _folder(choice, read) if read else runs[0]) for (_, choice), *_ in kinds.values()])
+    _print_next(console, [(choice, _folder(choice, read) if read else runs[0]) for _, choice in lost])
     if answer := next(filter(_can_export, answers), None):
         _print_export(console, *answer, runs)
 
@@ -301,8 +303,10 @@ def _print_headline(console: Console, choice: Choice, subject: str = "") -> None
 
 
 def _print_next(console: Console, choices: Sequence[tuple[Choice, str]]) -> None:
-    """Print once each command that may settle a doubt; each choice has its run's folder."""
-    for command in dict.fromkeys(filter(None, (settling(*choice) for choice in choices))):
+    """Print once each command that may settle doubts of one kind in a run; each choice has its run's folder."""
+    kinds = grouped(((choice.doubt and choice.doubt.code, folder), choice) for choice, folder in choices)
+    commands = (settling(choice, folder, alike) for (_, folder), (choice, *alike) in kinds.items())
+    for command in dict.fromkeys(filter(None, commands)):
         say(console, f"Next: {command}")
 
 

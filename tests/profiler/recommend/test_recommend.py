@@ -475,6 +475,21 @@ def test_the_base_alone_is_no_lack_of_engines_if_only_left_the_others_out(tmp_pa
     assert waiting.doubt and waiting.doubt.code == "only-base"
 
 
+def test_one_command_settles_every_open_choice(tmp_path):
+    rows = [row(name, ms=ms, model=model, reach=0.2, is_base=name == "eager")
+            for model in "abc" for name, ms in (("eager", 1.05), ("ort", 1.0))]  # fmt: skip
+    folder = written(tmp_path / "run", run(*rows))
+    (command,) = (line for line in order(folder)[1].splitlines() if line.startswith("Next: "))
+    assert "--replicates 5 --only model=a,b,c,pass=inference,batch_size=1,variant=ort,eager," in command
+
+
+def test_a_run_ends_with_models_that_failed_or_were_not_reached():
+    lost = [row("ort", ms=None, model=status, status=status) for status in ("failed", "waiting")]
+    results = run(row("eager", ms=2.0, is_base=True), row("ort"), *lost)
+    text = on_console(lambda console: conclude(Path("a run"), results, console))
+    assert [f"\n {name} " in text for name in ("net, b1", "failed", "waiting")] == [True] * 3
+
+
 def test_a_doubt_of_one_objective_shows_beside_a_winner_of_another(tmp_path):
     rates = {"throughput": 900.0, "throughput_low": 890.0, "throughput_high": 910.0}
     rows = [row("ort", reach=0.01), row("trt", ms=1.01, reach=0.4) | rates]
