@@ -37,7 +37,7 @@ from profiler.recommend.answer import stated
 from profiler.results.cells import Row
 from profiler.results.reading import Run, json_object
 from profiler.results.reasons import amount
-from profiler.results.run_folder import RunFolder, without_foreign_code
+from profiler.results.run_folder import RunFolder, without_foreign_code, writable
 from profiler.results.warning_kinds import NO_CUDA_GRAPH, meaning
 from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import Display
@@ -85,13 +85,12 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
     scratch = scratch_beside(target)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        scratch.mkdir(parents=True)
-        write_papers(cell, case, _make(case, folders, run, scratch, console), scratch)
-        if target.is_dir():
-            target.rmdir()
-        os.replace(scratch, target)
-    except OSError as error:
-        raise ConfigError(f"--export {folder}: cannot be written: {error.strerror or error}") from None
+        with writable(folder, "--export"):
+            scratch.mkdir(parents=True)
+            write_papers(cell, case, _make(case, folders, run, scratch, console), scratch)
+            if target.is_dir():
+                target.rmdir()
+            os.replace(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

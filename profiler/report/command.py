@@ -33,6 +33,7 @@ from profiler.results.cells import Row
 from profiler.results.choice import MAX_ERROR, TIES, Choice
 from profiler.results.columns import FACTOR
 from profiler.results.reading import check_only, read_runs
+from profiler.results.run_folder import writable
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -109,11 +110,9 @@ def write(options: Options, cells: pl.DataFrame | None = None) -> Path:
     data = gather(runs, only, cells)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
-    try:
+    with writable(target, "--output"):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, page(compose(data)))
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
     return target
 
 

@@ -93,6 +93,16 @@ def writing(folder: Path) -> Iterator[None]:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}; {advice}") from None
 
 
+@contextlib.contextmanager
+def writable(place: Path, option: str) -> Iterator[None]:
+    """Raise ConfigError if writing there fails, with the option that gives another place."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"{place}: cannot be written: {why}; give another place by {option}") from None
+
+
 class RunFolder:
     """One run: `bench.yaml`, `environment.json`, `models.json`, `journal.jsonl`, Parquet files, `tables/`, `logs/`."""
 
@@ -112,10 +122,8 @@ class RunFolder:
         """Make a folder in `output`, named <UTC time>-<host>-<4 hex>. Raises ConfigError if that fails."""
         host = socket.gethostname().partition(".")[0]
         run = cls(output / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{host}-{secrets.token_hex(2)}")
-        try:
+        with writable(output, "--output"):
             run.logs.mkdir(parents=True)
-        except OSError as error:
-            raise ConfigError(f"output {output}: {error.strerror}; give another folder by --output") from None
         return run
 
     @classmethod

@@ -296,6 +296,14 @@ def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export, workplac
     assert [path.name for path in (workplace / "branching-eager").iterdir()] == ["alone"]
 
 
+def test_a_folder_that_cannot_be_written_is_answered_with_the_option_for_another(results, profiler, tmp_path):
+    for option, line in {"--export": ["recommend", "--model", "good", *only("ort")], "--output": ["report"]}.items():
+        done = profiler(line[0], str(results), *line[1:], option, "/proc/nowhere", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "cannot be written: " in done.stderr and done.stderr.endswith(f" by {option}\n")
+
+
 def test_a_run_without_a_job_cannot_be_exported(results, profiler, tmp_path):
     (tmp_path / "published").mkdir()
     rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
