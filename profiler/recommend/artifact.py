@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import Display
 from profiler.worker.task import job_of
 
-_README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.
+_README = """{model} in {precision} for {engine}, in batches of {batch}. A call on {machine}: {latency}.
 
     python -m venv venv
     venv/bin/pip install -r requirements.txt
@@ -55,11 +57,12 @@ In your own service:
 {service}
 
 It takes {inputs}, in exactly these sizes.
-config.json has the options, the inputs and the figures. run.py is an example to start from{usage}.
+config.json has the options, the inputs and the figures. run.py is an example to start from.{usage}
 """
-_USAGE = """: it times calls by the
-host's clock, and compares its outputs with expected.npz, if that file exists: the model's outputs at full precision on
-a CPU; `run.py --input {files}` takes inputs of your own, and `--seconds 10` times calls for longer"""
+_USAGE = """
+It times calls by the host's clock, and compares its outputs with expected.npz, if that file exists: the model's \
+outputs at full precision on a CPU. `run.py --input {files}` takes inputs of your own, and `--seconds 10` times calls \
+for longer."""
 NO_EXPORT = "{} cannot be exported; choose among others, such as --only engine=ort"
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
@@ -217,7 +220,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         "usual_error": max(PRECISION_TABLE[case.precision].usual_error, row.get("rel_l2_error_high") or 0.0),
         "measured": stated(row),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # ASCII, for any locale.
     proof = json_object(row["proof"])
     version = row[engine.version.column] if engine.version else str(proof.get("library")).rpartition(" ")[2]
     lines = [line.format(release=_release(version)) for line in engine.deployment[case.device]]
@@ -241,7 +244,12 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         if (folder / "frame.py").is_file()
         else "",
     )
-    (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")
+    text = "\n".join([readme, *(f"- {note}" for note in notes)]).rstrip()
+    lines = [line if line.startswith("    ") else _filled(line) for line in text.split("\n")]
+    (folder / "README.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+_filled = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
 
 
 def _service(deployed: Deployed) -> str:

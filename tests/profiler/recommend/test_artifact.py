@@ -428,13 +428,27 @@ def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(engine, 
     deployed = Deployed({"inputs": inputs}, "model.onnx is the model.")
     write_papers(winner, case(engine, device, "fp32"), deployed, tmp_path)
     assert (tmp_path / "requirements.txt").read_text().splitlines() == lines
-    readme = (tmp_path / "README.txt").read_text()
+    readme = (tmp_path / "README.txt").read_text("utf-8")
     assert "\n    venv/bin/pip install -r requirements.txt\n    venv/bin/python run.py\n\n" in readme
     assert "It takes ids (1, 64) int64, in exactly these sizes." in readme
-    assert "1.00 ms (0.90–1.20) a call on a Xeon." in readme and "\n- drift: " in readme
+    assert "A call on a Xeon: 1.00 ms (0.90–1.20)." in readme and "\n- drift: " in readme
     told = json.loads((tmp_path / "config.json").read_text())["measured"]
     assert (told["latency_ms"], told["latency_low_ms"], told["latency_high_ms"]) == (1.0, 0.9, 1.2)
     assert told["footnotes"] == ["drift"]
+
+
+def test_the_papers_fit_120_columns_and_any_locale(tmp_path):
+    wide = {"latency_low_ms": 0.1, "latency_high_ms": 9.0, "machine": "é" * 40, "setting": "", "device": "cpu"}
+    cell = recommend(handmade.frame([handmade.row("ort", **wide, **VERSIONS)]), Request("net")).best
+    inputs = [{"name": f"input_{n}", "shape": [1, 64], "dtype": "int64"} for n in range(9)]
+    (tmp_path / "frame.py").touch()
+    write_papers(cell, case("ort", "cpu", "fp32"), Deployed({"inputs": inputs}, "The model."), tmp_path)
+    (tmp_path / "config.json").read_bytes().decode("ascii")
+    lines = (tmp_path / "README.txt").read_text("utf-8").splitlines()
+    assert max(len(line) for line in lines if not line.startswith("    ")) <= 120
+    assert " ".join(lines[:2]).startswith(
+        f"net in fp32 for ort, in batches of 2. A call on {'é' * 40}: latency unknown "
+    )
 
 
 @pytest.mark.parametrize("warned", [False, True])
