@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
 
     Its `call` waits for the result; `outputs` returns the last call's outputs in the model's order.
     """
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # End as other tools do if the reader of a pipe ends first.
     parser = argparse.ArgumentParser(description="Run the model in this folder and time its calls.")
     parser.add_argument(
         "--input", nargs="*", help="NAME=FILE.npy for every input, or files in order; default: inputs.npz, else random"

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -256,6 +257,16 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(export, wor
                 exec(lines, space)
             np.testing.assert_allclose(space["outputs"][0], in_eager(x), rtol=1e-4, atol=1e-6)
         assert len((artifact / "run.py").read_text().splitlines()) < 120
+
+
+def test_the_example_ends_quietly_where_its_reader_does(export):
+    artifact, (end, begin) = export("good", "ort"), os.pipe()
+    os.close(end)
+    done = subprocess.run(
+        [sys.executable, "run.py", "--seconds", "0"], cwd=artifact, stdout=begin, stderr=subprocess.PIPE
+    )
+    os.close(begin)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export, tmp_path):
