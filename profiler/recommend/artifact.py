@@ -56,7 +56,7 @@ In your own service:
 
 {service}
 
-It takes {inputs}, in exactly these sizes.
+It takes {sizes}.
 config.json has the options, the inputs and the figures. run.py is an example to start from.{usage}
 """
 _USAGE = """
@@ -77,8 +77,8 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"--export {folder}: something is there already; give a new folder")
 
 
-def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool) -> None:
-    """Write the artifact of the winning cell into `folder`, whole or not at all.
+def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool) -> str:
+    """Write the artifact of the winning cell into `folder`, whole or not at all; return the sizes that it takes.
 
     Raises ConfigError if the run or this machine lacks something, or if the model has changed since it was measured,
     and NotExported if making it fails.
@@ -90,10 +90,12 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
     try:
         with writable(folder, "--export"):
             scratch.mkdir(parents=True)
-            write_papers(cell, case, _make(case, folders, run, scratch, console), scratch)
+            deployed = _make(case, folders, run, scratch, console)
+            write_papers(cell, case, deployed, scratch)
             if target.is_dir():
                 target.rmdir()
             os.replace(scratch, target)
+            return _sizes(deployed)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -237,9 +239,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         latency=amount("latency_ms", row["latency_ms"], row["latency_low_ms"], row["latency_high_ms"]),
         contents=deployed.contents.format(machine=row["machine"]),
         service=_service(deployed),
-        inputs=", ".join(
-            f"{spec['name']} {tuple(spec['shape'])} {spec['dtype']}" for spec in deployed.config["inputs"]
-        ),
+        sizes=_sizes(deployed),
         usage=_USAGE.format(files=" ".join(f"{spec['name']}=FILE.npy" for spec in deployed.config["inputs"]))
         if (folder / "frame.py").is_file()
         else "",
@@ -250,6 +250,12 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
 
 
 _filled = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+
+
+def _sizes(deployed: Deployed) -> str:
+    specs = deployed.config["inputs"]
+    inputs = ", ".join(f"{spec['name']} {tuple(spec['shape'])} {spec['dtype']}" for spec in specs)
+    return f"{inputs}, in exactly these sizes"
 
 
 def _service(deployed: Deployed) -> str:

@@ -235,10 +235,11 @@ def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
         return UNDECIDED if choice.doubt else NOTHING_FITS
     run = next(run for run in runs.runs if winner["run_ids"][0] in run.run_ids)
     try:
-        export(winner, run, folder, Console(stderr=True), options.trust_code)
+        sizes = export(winner, run, folder, Console(stderr=True), options.trust_code)
     except NotExported as error:
         print(f"--export {folder}: nothing was written: {error}", file=sys.stderr)
         return 1
+    print(f"It takes {sizes}.", file=sys.stderr)
     print(f"Exported: {winner['name']} to {folder}; its README.txt says how to run it", file=sys.stderr)
     return 0
 

@@ -138,7 +138,9 @@ def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
             done = profiler("recommend", str(alone), *only(variant), "--export", "out", cwd=place, PROFILER_CACHE=cache)
             if done.returncode:
                 raise RuntimeError(f"exit code {done.returncode}: {done.stderr}")
-            assert done.stderr.splitlines()[-1].endswith(" to out; its README.txt says how to run it")
+            sizes, where = done.stderr.splitlines()[-2:]
+            assert where.endswith(" to out; its README.txt says how to run it")
+            assert all(str(tuple(spec["shape"])) in sizes for spec in config_of(place / "out")["inputs"])
             made[place.name] = place / "out"
         return made[place.name]
 
