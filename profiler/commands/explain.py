@@ -38,7 +38,7 @@ from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
 from profiler.stats.intervals import Verdict, margin, rounds_interval, spread_reach, verdict
 from profiler.stats.samples import Interval
-from profiler.tables.numbers import BUSY, counted, error, points, relative
+from profiler.tables.numbers import BUSY, counted, error, listed, points, relative
 from profiler.tables.table import of_rows, words
 from profiler.tables.writers import print_table, say
 from profiler.worker.bisection import Explained
@@ -64,7 +64,8 @@ def execute(options: Options, console: Console) -> int:
     case, folders, cell = _chosen(options)
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
-        why = f"{case.variant} runs no {case.precision} graph; give a graph's, such as ort/int8"
+        graph = "no graph" if ENGINES[case.engine].needs == "torch" else f"the {graph_of(case)} graph"
+        why = f"{case.variant} runs {graph} at {case.precision}; give one with a graph of its own, such as ort/int8"
     if case.engine == "trt" and case.precision == "fp16" and (cell["tensorrt_version"] or "").startswith("8."):
         why = "TensorRT 8 chooses the types of layers itself, so it keeps none in float32; explain ort/fp16"
     if why:
@@ -117,7 +118,10 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
     explainable = {row["configuration"] for row in rows.iter_rows(named=True) if _has_graph(row)}
     if not explainable:
         advice = "measure some, such as by --engine ort --precision fp32,int8"
-        raise ConfigError(f"{options.run} has no graphs at fp16, bf16 or int8 to explain; {advice}")
+        pairs = [(row, engine_row(row["engine"])) for row in rows.iter_rows(named=True)]
+        alike = [row["configuration"] for row, e in pairs if e.needs != "torch" and row["precision"] in e.switches]
+        of_fp32 = f" ({listed(dict.fromkeys(alike))}: the fp32 graph)" if alike else ""
+        raise ConfigError(f"{options.run} has no graphs at fp16, bf16 or int8 to explain{of_fp32}; {advice}")
     asked = {options.configuration} & {*rows["configuration"]}  # execute() says why it cannot be explained.
     check_choice("--configuration", options.configuration, sorted(explainable | asked))
     rows = rows.filter(configuration=options.configuration)

@@ -17,12 +17,13 @@ from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import CELLS, cells
 from profiler.results.reading import UNREADABLE, Runs, flat, read_runs, without_panics
-from profiler.tables.numbers import count, counted
+from profiler.tables.numbers import count, counted, listed
 from profiler.tables.table import of_frame
 from profiler.tables.writers import csv, markdown, print_table
 
 FORMATS = ("text", "md", "csv", "json")
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
+_MOST_COLUMNS = 12
 _NO_COLUMN = r"""(?:unable to find column "|no column named ')([^"']+)"""
 
 
@@ -69,8 +70,11 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         # Polars names a column alone or behind its table's name.
         elif column := re.search(_NO_COLUMN, message):
             named = [table for name, table in tables.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
-            columns = {name for table in named for name in table.collect_schema()}
-            message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], sorted(columns))}"
+            columns = sorted({name for table in named for name in table.collect_schema()})
+            others = [name for name, table in tables.items() if column[1] in table.collect_schema()]
+            hint = nearest(column[1], columns, f"valid: {listed(columns, shown=_MOST_COLUMNS)}")
+            hint = f"; the table {listed(others, 'or')} has it" if others else hint
+            message = f"the tables it reads have no column '{column[1]}'{hint}"
         raise ConfigError(f"query: {message} (for example: {_EXAMPLE})") from None
 
 

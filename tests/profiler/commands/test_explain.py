@@ -79,7 +79,10 @@ def test_planted_layer_is_found_and_its_graph_is_accurate(engine, run, bad, fold
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--configuration", "ort/fp32"], "ort runs no fp32 graph; give a graph's, such as ort/int8"),
+        (
+            ["--configuration", "ort/fp32"],
+            "ort runs the fp32 graph at fp32; give one with a graph of its own, such as ort/int8",
+        ),
         (["--configuration", "ort/int4"], "--configuration: unknown 'ort/int4'; did you mean 'ort/int8'?"),
         (["--configuration", "x"], "--configuration: unknown 'x'; valid: openvino/int8, ort/int8"),
         (["--configuration", "ort/int8", "--batch", "3"], "--batch: unknown '3'; valid: 1, 2"),
@@ -100,6 +103,10 @@ def test_a_run_without_graphs_says_what_to_measure(configuration, command, tmp_p
     handmade.frame([handmade.row("eager"), handmade.row("compiled")]).write_parquet(run / "results.parquet")
     done = command("explain", str(run), "--configuration", configuration, cwd=tmp_path)
     assert done.returncode == 2 and "to explain; measure some, such as by --engine ort" in done.stderr
+    rows = [handmade.row("openvino", precision) for precision in ("fp32", "bf16")]
+    handmade.frame(rows).write_parquet(run / "results.parquet")
+    done = command("explain", str(run), "--configuration", "openvino/bf16", cwd=tmp_path)
+    assert done.returncode == 2 and "to explain (openvino/bf16: the fp32 graph); measure " in done.stderr
 
 
 def test_of_another_hosts_run_only_the_chosen_models_code_needs_trust(run, tmp_path):

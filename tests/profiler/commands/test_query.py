@@ -54,6 +54,8 @@ def test_results_samples_and_environments_are_tables():
     ("sql", "said"),
     [
         ("select latncy_ms from results", "no column 'latncy_ms'; did you mean 'latency_ms'"),
+        ("select plain_run_ms from results", "no column 'plain_run_ms'; the table cells has it"),
+        ("select zebra from results", "activations_mib, backward_high_ms, "),
         ("select keyy from environments", "have no column 'keyy'; did you mean 'key'"),
         ("select * from samplez", "there is no table 'samplez'; did you mean 'samples'"),
         ("selct from", "query: .*for example: select"),
