@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,8 +37,28 @@ _MARKUP = re.compile(
 """Matches markup of Markdown: underscores at a word's edge, starts of lists, HTML."""
 
 
+_IN_ASCII = str.maketrans("×–→·▸µ", "x->->u") | str.maketrans({"±": "+-", "≤": "<=", "≥": ">=", "…": "...", "°": "deg"})
+"""Map the signs that we print to ASCII."""
+
+
+def _signs(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that the stream cannot encode: signs by ASCII, letters by escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(_IN_ASCII)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
+
+
+codecs.register_error("signs", _signs)
+
+
 def console(**options: Any) -> Console:
-    """Make a console as wide as COLUMNS or the terminal, else 120 wide: rich's 80 would cut the tables."""
+    """Make a console as wide as COLUMNS or the terminal, else 120 wide: rich's 80 would cut the tables.
+
+    A stream that escapes foreign characters prints our signs in ASCII from then on.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "backslashreplace":
+            stream.reconfigure(errors="signs")
     console = Console(**options)
     console.push_render_hook(_Printable())
     if not console.file.isatty() and not os.environ.get("COLUMNS"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from html import unescape
 
 import polars as pl
@@ -22,7 +25,7 @@ from profiler.tables.writers import (
     print_section,
     print_table,
 )
-from tests.conftest import HOSTILE
+from tests.conftest import HOSTILE, ROOT
 
 RESULTS = pl.DataFrame(
     {
@@ -178,3 +181,20 @@ def test_a_section_is_printed_and_becomes_markdown():
         "What",
         "580",
     ]
+
+
+@pytest.mark.slow
+def test_a_locale_without_our_signs_gets_them_in_ascii():
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "recommend", "tests/golden/h200", "--model", "resnet50"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    text = done.stdout.decode("ascii")
+    assert "error <= " in text and "x eager fp32 (" in text and "\\" not in text
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors="signs")
+    stream.write("±? ≥ 1…2 °C, 50 µs → é")
+    stream.flush()
+    assert stream.buffer.getvalue() == rb"+-? >= 1...2 degC, 50 us > \xe9"  # type: ignore[attr-defined]
