@@ -82,12 +82,12 @@ def near_cores() -> dict[str, set[int]]:
 
 
 def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, up to the first word that names no GPU, as CUDA does."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, up to the first word that names none or several, as CUDA does."""
     chosen: list[Gpu] = []
     words = [word.strip() for word in value.split(",")]
     for word in words:
-        match = [gpu for gpu in cards if word in (str(gpu.index), gpu.uuid)]
-        if not match:
+        match = [gpu for gpu in cards if word == str(gpu.index) or ("GPU-" in word and gpu.uuid.startswith(word))]
+        if len(match) != 1:
             break
         chosen += match
     if not chosen and cards and words[0] not in ("", "-1", "NoDevFiles"):  # Slurm sets NoDevFiles.
