@@ -234,6 +234,8 @@ def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) 
     source = ModelSource(path.stem, onnx=path, batch=batch, inputs=inputs, data=data)
     try:
         names = dimensions_of(source)
+        if varied.keys() - names:
+            return None  # `with_shapes` refuses these.
         source = replace(source, dimensions={name: varied[name][0] for name in names if name in varied})
         names = sorted(set(names) - source.dimensions.keys())
         return fixed_batch(file_specs(source))

@@ -16,6 +16,7 @@ from profiler.errors import ConfigError
 from profiler.job.config import Config, GraphInput
 from profiler.options import Run
 from profiler.run import command, model_job
+from profiler.run.prepare import with_shapes
 
 NET = """
 from torch import nn
@@ -195,6 +196,11 @@ def test_what_cannot_be_used_is_refused_by_what_was_typed(line, sentence, monkey
     Path("job.yaml").write_text("models: [resnet18]\nengines: [eager]\n")
     with pytest.raises(ConfigError, match=sentence):
         job(line)
+
+
+def test_a_size_of_no_dimension_is_named_before_those_that_lack_one():
+    with pytest.raises(ConfigError, match="dimension 'sequense'; did you mean 'sequence'"):
+        with_shapes(job("words.onnx --shapes sequense=8 --input input_ids=0,9"))
 
 
 @pytest.mark.usefixtures("folder")
