@@ -246,8 +246,7 @@ class Stages:
         for (name, graph, batch), outcome in outcomes.items():
             if outcome.status != "ok":
                 why, free = failed(outcome).reason, self.prepared[name].failures[graph].reason
-                at_batch = "the export for one batch size fails alike" if why == free else f"at batch {batch}: {why}"
-                outcome = replace(outcome, reason=f"{free}; {at_batch}")
+                outcome = replace(outcome, reason=free if why == free else f"{free}; at batch {batch}: {why}")
             self._keep(name, "onnx", graph := static_graph(graph, batch), graph, outcome)
 
     def _exports(self, graphs: Iterable[tuple[str, str]]) -> Part:

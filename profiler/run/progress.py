@@ -74,9 +74,9 @@ class Display(AbstractContextManager["Display", None]):
         details += "" if counts else ": the earlier measurement was quieter and stays"
         status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
         if not is_ok and not result.phases:  # The model could not be prepared: its first case says why.
-            if details in self._failures:
+            if str(result.reason) in self._failures:
                 return
-            self._failures.add(details)
+            self._failures.add(str(result.reason))
         line = Text.assemble(self._place, f"{where} ".lstrip(), status, f"{result.case_id}  ", (details, "dim"))
         if self._live is None or not is_ok:  # Failures stay on the screen.
             self._print(line)

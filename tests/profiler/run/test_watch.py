@@ -320,8 +320,8 @@ def test_a_log_has_a_line_an_ended_case_and_one_a_wait():
         display.doing("waiting: other processes took 48 %")
     display.measuring(CASE, "start", 2, 16, 0.0)
     display.ended(Result(CASE.id, "ok", clock="host", samples={"host": [4.0, 1.0, 2.0, 3.0]}))
-    for _ in range(2):  # Two cases of a model that cannot be loaded.
-        display.ended(Result(CASE.id, "failed", ["no luck"], log="a.log"))
+    for log in ("a.log", "b.log"):  # Two cases of a model that cannot be loaded.
+        display.ended(Result(CASE.id, "failed", ["no luck"], log=log))
     for _ in range(2):
         display.ended(Result(CASE.id, "timeout", ["too long"], phases={"measure": 9.0}), counts=False)
     assert output.getvalue().splitlines() == [
