@@ -345,7 +345,7 @@ def measure_cases(
         say(console, lost, "yellow")
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     new, whole = (sum(case.unsupported is None for case in of) for of in (missing, cases))
-    say(console, f"{runner.target.name}: {new} of {counted(whole, 'case')} to measure; into {runner.run.path}")
+    say(console, f"{runner.target.name}: {new} of {counted(whole, 'case')} to try; into {runner.run.path}")
     interrupted = False
     with runner.display:
         try:

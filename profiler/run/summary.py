@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import polars as pl
 from rich.console import Console
@@ -15,6 +17,7 @@ from rich.text import Text
 from engines.base import Warning
 from exporters.dataset import labels_in, scored_count
 from exporters.inputs import file_specs, input_specs
+from exporters.packages import spec_of
 from exporters.source import ModelError
 from profiler.errors import WHEN_IDLE
 from profiler.job.case import Case, setting_words
@@ -67,14 +70,14 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     ]
     columns = [name("Model", "model"), name("Variant", "variant"), name("Pass", "pass")]
     print_table(console, of_rows("", [*columns, figure("Cases", "cases", numbers.whole), words("Time", "time")], rows))
-    mistakes = _mistakes(cases)
+    mistakes = _mistakes(cases, config.path)
     for why in dict.fromkeys(mistakes.values()):
         say(console, f"\n{why}", "red")
     runnable = [case.id for case in cases if case.unsupported is None and case.subject not in mistakes]
-    text = f"\n{machine}: {len(runnable)} of {counted(len(cases), 'case')} can run here"
+    text = f"\n{machine}: {len(runnable)} of {counted(len(cases), 'case')} to try"
     if runnable:
         text += f", in about {duration(sum(seconds[id_] for id_ in runnable))}, guessed, besides preparing the models"
-        text += " and searching the largest batch" if config.largest_batch else ""
+        text += ", searching the largest batch" * bool(config.largest_batch) + " and confirming winners"
     unloaded = "No module was loaded: inputs that only code knows are unchecked."
     say(console, ". ".join([text, unloaded] if any(case.source.factory for case in cases) else [text]))
     for line in _scoring([case for case in cases if case.id in runnable]):
@@ -95,12 +98,17 @@ def _scoring(cases: Sequence[Case]) -> Iterator[str]:
         yield f"Scoring {data} adds {calls}."
 
 
-def _mistakes(cases: Sequence[Case]) -> dict[str, str]:
-    """Map models to the error in their inputs that the job or the .onnx file shows."""
+def _mistakes(cases: Sequence[Case], path: Sequence[str]) -> dict[str, str]:
+    """Map models to the error that shows without running their code, found in `path`."""
     errors = {}
-    for source in {case.subject: case.source for case in cases if not case.source.asks_code}.values():
+    for source in {case.subject: case.source for case in cases}.values():
         try:
-            (file_specs if source.onnx else input_specs)(source)
+            if not source.asks_code:
+                (file_specs if source.onnx else input_specs)(source)
+            top, folders = (source.factory or "").partition(":")[0].partition(".")[0], [*path, str(Path.cwd())]
+            if top and not (source.library or spec_of(top) or PathFinder.find_spec(top, folders)):
+                why = f"there is no module {top!r}; add its folder to import_from, or install it"
+                raise source.error(f"factory {source.factory!r}: {why}")
         except ModelError as error:
             errors[source.subject] = str(error)
     return errors

@@ -125,7 +125,7 @@ def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path, capfd):
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.html").exists()
     assert profiler.load(run)[0].collect().equals(rows)
-    assert "1 of 1 case to measure; into" in capfd.readouterr().out
+    assert "1 of 1 case to try; into" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("forkserver", "factories")

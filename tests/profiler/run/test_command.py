@@ -611,6 +611,13 @@ def test_dry_run_prints_every_case_and_makes_nothing(profiler, workplace):
     assert [path for path in sorted(workplace.iterdir()) if path.name != "__pycache__"] == before
 
 
+@pytest.mark.parametrize("options", [["--dry-run"], ["--quick"]])
+def test_a_module_that_is_nowhere_is_told_alike_whether_or_not_it_runs(profiler, workplace, options):
+    done = profiler("nowhere.at:all", "--engine", "eager", *options, cwd=workplace)
+    assert done.returncode == 2
+    assert "'nowhere.at:all': there is no module 'nowhere'; add its folder" in done.stdout + done.stderr
+
+
 JOB = f"models: [{GOOD}]\nengines: [eager]\ndevice: cpu\n"
 
 WRONG: list[tuple[str | None, list[str], list[str]]] = [

@@ -219,7 +219,7 @@ def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path):
     cases = [replace(CASE, engine="ort", model=source.name, source=source) for source in files]
     code, lines = planned([*cases, CASE])
     text = " ".join(lines)
-    assert (code, "1 of 3 cases can run here" in text) == (2, True)
+    assert (code, "1 of 3 cases to try" in text) == (2, True)
     assert "model 'p': no range of values for inputs 'a' (int64), 'b' (int64): give --input a=0,100" in text
     assert "model 'q': no range of values for input 'b' (int64): give --input b=0,100" in text
     assert planned([CASE])[0] == 0
@@ -251,7 +251,7 @@ def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_re
         "b inference 2 unsupported: openvino",
     ]
     end = " ".join(lines[-2:])
-    assert "3 of 6 cases can run here, in about 51 s, guessed, besides preparing" in end
+    assert "3 of 6 cases to try, in about 51 s, guessed, besides preparing the models and confirming winners" in end
     assert planned(lacking)[0] == 2
 
 
