@@ -17,21 +17,22 @@ from exporters.cache import CacheError, check_root, default_root
 from profiler.errors import PROGRAM, WHEN_IDLE
 from profiler.job.case import Case
 from profiler.job.config import Config, config_of
-from profiler.job.plan import make_plan
 from profiler.machine.nvml import Nvml, visible_gpus
 from profiler.machine.target import Target, available_memory_mib, check_device, cpu_model, resolve_device, usable_cores
 from profiler.options import Doctor as Options
+from profiler.options import Run
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
-from profiler.run.measure import run_job
+from profiler.run.command import begin, resolved, write_results
 from profiler.run.watch import other_work
 from profiler.tables.numbers import grouped, milliseconds, times
 from profiler.tables.table import Section, name, of_rows, prose
 from profiler.tables.writers import print_section, say
 
-Ran = tuple[Case, Result]
+Ran = tuple[Case, Result | None]
+"""A case and its result; None if the run was interrupted before it."""
 Usual = Mapping[tuple[str, str], float | None]
 """Milliseconds in eager, by pass and precision."""
 _OF_INSTALLATION = (NO_CUDA_GRAPH, "unproven", "no-layers")
@@ -43,7 +44,7 @@ _SLOW = 10
 class Check(NamedTuple):
     """The result of one check; `text` tells how to mend a fault."""
 
-    status: Literal["ok", "note", "missing", "failed"]
+    status: Literal["ok", "note", "missing", "failed", "unchecked"]
     subject: str
     text: str
 
@@ -55,18 +56,33 @@ def execute(options: Options, console: Console) -> int:
         target = resolve_device(check_device(options.device), facts)
         machine = [*_card(target, facts), *_host(target)]
         _print(console, "Machine", machine)
-        run, config = RunFolder.create(folder), tiny_job(target, folder)
-        with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
-            interrupted = run_job(run, config, target, facts, Console(quiet=True), report=False)
+        start, run = resolved(Run(), console, tiny_job(target, folder), target, facts), RunFolder.create(folder)
+        interrupted, runner = False, start.runner(run)
+        say(console, "Running a tiny network in every engine, which takes a minute or two")
+        with writing(run.path):
+            run.write_config(start.config)
+            begin(runner)
+            runner.append_unsupported(start.cases)
+            try:
+                with runner.display, runner.supervised():  # Not `measure`, which would confirm winners.
+                    tasks = runner.prepare([case for case in start.cases if case.unsupported is None])
+                    runner.build_ahead(tasks)
+                    runner.measure_each(tasks)
+            except KeyboardInterrupt:
+                interrupted = True
+            write_results(runner, Console(quiet=True))
         results = run.results()
-        cases = make_plan(config, target.kind, target.hardware)
-        engines = of_engines(((case, results[case.id]) for case in cases if case.id in results), target)
+        engines = of_engines(((case, results.get(case.id)) for case in start.cases), target)
         _print(console, "Engines, each with a tiny network", engines)
         failed = dict.fromkeys(check.subject for check in (*machine, *engines) if check.status == "failed")
-        verdict = f"Does not work: {', '.join(failed)}" if failed else "Everything installed works"
-        report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder"
-        place = f"all findings and logs are in {run.path}" if options.output else report
-        say(console, f"{verdict}; {place}")
+        verdicts = ["Interrupted: unchecked engines may work"] if interrupted else []
+        verdicts += [f"Does not work: {', '.join(failed)}"] if failed else []
+        verdicts = verdicts or ["Everything installed works"]
+        if options.output:
+            verdicts.append(f"all findings and logs are in {run.path}")
+        elif failed:
+            verdicts.append(f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder")
+        say(console, "; ".join(verdicts))
     return 130 if interrupted else int(bool(failed))
 
 
@@ -113,12 +129,14 @@ def lacks(preset: Preset, target: Target) -> Check | None:
 def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:
     """Return a check per preset; a preset that proves unsupported when tried has failed."""
     by_preset = grouped((case.variant, (case, result)) for case, result in results)
-    usual: Usual = {(case.pass_, case.precision): result.latency_ms for case, result in by_preset.get("eager", [])}
+    usual: Usual = {(case.pass_, case.precision): ran.latency_ms for case, ran in by_preset.get("eager", []) if ran}
     return [lacks(PRESETS[name], target) or _of_preset(name, ran, usual) for name, ran in by_preset.items()]
 
 
 def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
-    ran = [(case, result) for case, result in results if result.status != "unsupported"] or results
+    planned = [(case, result) for case, result in results if case.unsupported is None] or results
+    done = [(case, result) for case, result in planned if result]
+    ran = [(case, result) for case, result in done if result.status != "unsupported"] or done
     figures = ", ".join(
         f"{'training ' * (case.pass_ == 'training')}{case.precision} {milliseconds(result.latency_ms or 0.0)}"
         for case, result in ran
@@ -128,6 +146,8 @@ def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
         if result.status != "ok":
             fault = f"{result.status} in {case.precision} {case.pass_}: {result.reason}"
             return Check("failed", name, "; ran: ".join(filter(None, [fault, figures])))
+    if len(done) < len(planned):
+        return Check("unchecked", name, "; ran: ".join(filter(None, ["interrupted", figures])))
     notes = {str(warning): None for _, result in ran for warning in result.warnings if warning.kind in _OF_INSTALLATION}
     for case, result in ran:
         eager = usual.get((case.pass_, case.precision))

@@ -21,8 +21,8 @@ from exporters.onnx_files import file_inputs
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import QUICK
-from profiler.job.config import Config, config_of
-from profiler.machine.target import Target, resolve_device
+from profiler.job.config import config_of
+from profiler.machine.target import resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import check_process, leaving_no_trace, libraries
 from profiler.results.reading import load
@@ -93,7 +93,9 @@ def _run(run: RunFolder, job: dict[str, Any], cache_bytes: int, console: Console
     config = config_of({**job, "import_from": [run.path / _MODEL, Path.cwd()]})
     with leaving_no_trace(), writing(run.path), libraries(preloaded([config])) as facts:
         target = resolve_device(config.device, facts)
-        interrupted = run_job(run, config, target, facts, console, report)
+        start = resolved(Options(), console, config, target, facts)
+        run.write_config(start.config.model_copy(update={"device": str(target)}))
+        interrupted, _ = measure_cases(start.runner(run), console, report=report)
     trim(default_root(), cache_bytes)
     if interrupted:
         raise KeyboardInterrupt
@@ -117,15 +119,6 @@ def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
     finally:
         if not is_kept or not run.journal.exists():
             shutil.rmtree(folder if output is None else run.path, ignore_errors=True)
-
-
-def run_job(
-    run: RunFolder, config: Config, target: Target, facts: dict[str, Any], console: Console, report: bool
-) -> bool:
-    """Measure every case of the job into the run's folder; return whether it was interrupted."""
-    start = resolved(Options(), console, config, target, facts)
-    run.write_config(start.config.model_copy(update={"device": str(target)}))
-    return measure_cases(start.runner(run), console, report=report)[0]
 
 
 def _named(key: str, value: object) -> str:

@@ -125,9 +125,7 @@ class Runner:
         Measures disturbed cases again, and likely winners in further processes. Appends each Result to the journal at
         once. Raises ConfigError if a bare model cannot be loaded.
         """
-        for case in cases:
-            if case.unsupported is not None:
-                self.run.append(Result(case.id, "unsupported", [case.unsupported]))
+        self.append_unsupported(cases)
         runnable = [case for case in cases if case.unsupported is None]
         families = {case.family for case in runnable}
         searched = [case for case in searched if case.family in families or self._search(case, retry).next_batch()]
@@ -155,6 +153,11 @@ class Runner:
                 # An odd and an even batch make the two references of gradients.
                 batches = [replace(case, batch_size=batch) for batch in (1, 2) for case in searched]
                 self._search_all(self._make_ready(batches)[: len(searched)], retry)
+
+    def append_unsupported(self, cases: Iterable[Case]) -> None:
+        for case in cases:
+            if case.unsupported is not None:
+                self.run.append(Result(case.id, "unsupported", [case.unsupported]))
 
     @contextlib.contextmanager
     def supervised(self) -> Iterator[None]:

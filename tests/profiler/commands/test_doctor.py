@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from profiler.job.plan import make_plan
 from profiler.machine.nvml import Gpu
 from profiler.machine.target import Target
 from profiler.results.result import Result
+from profiler.run.progress import Display
 
 CPU, H200 = Target("cpu"), Target("cuda", Gpu(0, "GPU-1", "NVIDIA H200", 143_771.0, "580.1", "9.0"))
 
@@ -69,6 +71,14 @@ def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch):
     assert (line.status, line.text) == ("failed", "unsupported in fp32 inference: error 35")
 
 
+def test_a_preset_without_all_rows_is_unchecked_unless_one_failed():
+    (bf16, _), unsupported = result("ort", "bf16"), result("ort", "fp16", status="unsupported")
+    planned = replace(unsupported[0], unsupported="no fp16"), unsupported[1]
+    for first, status in ((result("ort"), "unchecked"), (result("ort", status="failed"), "failed")):
+        assert [check.status for check in of_engines([first, planned, (bf16, None)], CPU)] == [status]
+    assert [check.status for check in of_engines([result("ort"), planned], CPU)] == ["ok"]
+
+
 def test_a_cache_that_cannot_be_made_fails(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
@@ -100,15 +110,31 @@ def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_run(command, tmp_path, monkeypatch):
+def test_an_interrupt_blames_nothing(profiler, tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "PRESETS", {name: PRESETS[name] for name in ("eager", "ort", "ort-dynamic")})
+    monkeypatch.setattr(Display, "ended", interrupt)  # After the first row.
+    done = profiler("doctor", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert re.findall(r"(unchecked|failed|ok) +(\w*eager|ort\S*) ", done.stdout)[-3:] == [
+        ("unchecked", name) for name in ("eager", "ort", "ort-dynamic")
+    ]
+    assert "doctor-report" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_real_run(profiler, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "PRESETS", {name: PRESETS[name] for name in ("eager", "ort", "trt")})
     in_fp32 = {"precisions": ["fp32"]}
     monkeypatch.setattr(doctor, "tiny_job", lambda *given: tiny_job(*given).model_copy(update=in_fp32))
-    done = command("doctor", "--device", "cpu", "--output", str(tmp_path / "kept"), cwd=tmp_path)
+    done = profiler("doctor", "--device", "cpu", "--output", str(tmp_path / "kept"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"ok +eager ", done.stdout)
     assert "training fp32" in done.stdout
     assert "onnxruntime" in done.stdout
-    assert "Everything installed works" in done.stdout
+    assert "Everything installed works; all findings and logs are in" in done.stdout
+    assert "confirming" not in done.stdout
     (run,) = (tmp_path / "kept").iterdir()
     assert (run / "journal.jsonl").exists()
