@@ -379,7 +379,8 @@ class Child:
         return f"ended after {limit:g} s{self._where()}; raise {option} if it needs longer"
 
     def _where(self) -> str:
-        return "" if self.phase == Phase.OPEN else f" in phase {self.phase}"  # OPEN is all of a call without phases.
+        # OPEN is all of a call without phases.
+        return "" if self.phase in (Phase.FORK, Phase.OPEN) else f" in phase {self.phase}"
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()

@@ -119,8 +119,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             return print_plan(start.console, start.target.name, start.cases, start.config)
         with open_run(start) as run:
             runner = start.runner(run, by_name=isinstance(job, ModelJob))
+            runner.started = started
             if options.within:
-                runner.begin_in(read_seconds("--within", options.within), started)
+                runner.begin_in(read_seconds("--within", options.within))
             interrupted, results = measure_cases(runner, console, options.retry, report=not options.no_report)
     trim(default_root(), limit)
     say(console, f"\nResults: {run.path}")
@@ -336,7 +337,6 @@ def measure_cases(
     runner: Runner, console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
     """Measure the cases missing from the journal, and write the results; return (interrupted, rows)."""
-    started = time.monotonic()
     begin(runner)
     cases, limits = runner.chosen, runner.config.largest_batch
     missing = waiting(runner.run.results(), cases, runner.config.skip, retry)
@@ -355,10 +355,10 @@ def measure_cases(
         except KeyboardInterrupt:
             interrupted = True
     results = write_results(runner, console)
-    if missing or to_search:
-        say(console, f"\nTook {duration(time.monotonic() - started)}")
     if report and not results.is_empty():
         write_report(runner.run.path, results, console)
+    if missing or to_search:
+        say(console, f"\nTook {duration(time.monotonic() - runner.started)}")
     return interrupted, results
 
 

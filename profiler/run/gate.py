@@ -171,7 +171,8 @@ def execute(options: Options, console: Console) -> int:
             is_old = side is sides[1]  # An old model that cannot be loaded is a mistake.
             by_name = is_old and isinstance(side.job, ModelJob)
             runners.append(start.runner(stack.enter_context(open_run(start)), display, by_name))
-            runners[-1].begin_in(within, started)
+            runners[-1].started = started
+            runners[-1].begin_in(within)
         cells, lost, added = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, against)

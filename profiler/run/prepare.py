@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,6 +56,8 @@ _QUANTIZED = (*PLACEMENTS, DYNAMIC)
 """Graphs that are made from fp32's."""
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
+_COUNT_SHARE = 0.1
+"""Most of the time until the deadline that counting FLOPs may take."""
 _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without: VGG-16's step in fp64 takes one core 10 s."""
 _RETURNS: Mapping[str, type] = {
@@ -270,13 +273,14 @@ class Stages:
         trainings = self._trainings()
         for name in self._usable():
             arguments = self.prepared[name], trainings.get(name)
-            call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, limit=_COUNT_SECONDS)
+            limit = min(_COUNT_SECONDS, _COUNT_SHARE * (self.deadline - time.monotonic()))
+            call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, limit=limit)
             yield call, partial(self._take_cost, name)
 
     def _take_cost(self, name: str, outcome: Outcome) -> None:
         if outcome.status == "ok":
             self.prepared[name] = replace(self.prepared[name], cost=outcome.value)
-        else:
+        elif math.isinf(self.deadline) or outcome.status != "timeout":  # Short of time, rows come first.
             reason = f"{outcome.status}: {outcome.reason}"
             self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", 1, 1)
 

@@ -50,8 +50,8 @@ _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
 _TRIALS, _CONFIRMING = 0.2, 0.3
 """Shares of --within to keep for a search's trials and for confirming the winner."""
-_ENDING_SECONDS = 5.0
-"""Part of --within to keep for starting the program and writing its tables."""
+_ENDING_SECONDS, _ENDING = 5.0, 1 / 6
+"""Part of --within to keep for writing tables: the seconds of a start, which imports as much, up to that share."""
 _FEWEST_ROWS = 3
 """Rows after which a run shows the fastest so far."""
 _WAITING = 0.4
@@ -100,6 +100,8 @@ class Runner:
     first_seconds: float = 0.0
     second_seconds: float = 0.0
     """Seconds of all first takes, and of all second takes."""
+    started: float = field(default_factory=lambda: time.monotonic())
+    """Start of the command, on time.monotonic()."""
     within: float = math.inf
     deadline: float = math.inf
     """End of measuring, on time.monotonic()."""
@@ -170,9 +172,10 @@ class Runner:
                 self.supervisor = Supervisor(self.run.logs, self.config.path, watcher, quiet, holders)
                 yield
 
-    def begin_in(self, seconds: float, started: float) -> None:
-        """Limit the run to `seconds` after its start."""
-        self.within, self.deadline = seconds, started + seconds - _ENDING_SECONDS
+    def begin_in(self, seconds: float) -> None:
+        """Limit the run to `seconds` after its start; a slow start makes its end begin sooner."""
+        ending = max(_ENDING_SECONDS, min(time.monotonic() - self.started, _ENDING * seconds))
+        self.within, self.deadline = seconds, self.started + seconds - ending
 
     @contextlib.contextmanager
     def _reserving(self, share: float) -> Iterator[None]:
@@ -241,6 +244,7 @@ class Runner:
 
     def _measure_waves(self, waves: Sequence[Sequence[Case]]) -> None:
         waves, done, ready, are_all_ready = [wave for wave in waves if wave], 0, list[Task](), False
+        measured: list[Case] = []
         for number, wave in enumerate(waves):
             if self.is_over():
                 break
@@ -262,9 +266,13 @@ class Runner:
                 after = [*(task.case for task in tasks[first:]), *later]
                 self.first_seconds += self.measure_each(tasks[:first], done=done, later=after)
                 done, tasks = done + len(tasks[:first]), tasks[first:]
-            self._measure_roofs(runnable)
+            measured += runnable
+            if math.isinf(self.deadline):
+                self._measure_roofs(measured)
             self.first_seconds += self.measure_each(tasks, done=done, later=later)
             done += len(tasks)
+            if math.isfinite(self.deadline) and not (is_first and waves[1:]):  # Rows of rivals come before roofs.
+                self._measure_roofs(measured)
 
     def _skip(self, tasks: Sequence[Task], results: Sequence[Result]) -> list[Task]:
         """Journal these results of skipped cases, if the job skips any; return the other tasks.

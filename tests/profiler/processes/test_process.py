@@ -362,6 +362,11 @@ def test_a_hang_ends_at_its_limit_and_keeps_what_was_reported(call, clock, phase
     assert phase in outcome.seconds
 
 
+def test_a_call_that_no_time_was_left_for_names_no_phase(call):
+    outcome = run_one(call("returns", 3, deadline=time.monotonic() - 1))
+    assert (outcome.status, outcome.reason) == ("timeout", "stopped: --within expired")
+
+
 def test_progress_is_told_until_the_phase_ends_and_a_build_is_not_in_the_timeout(call, clock, tmp_path):
     there, seen = tmp_path / "there", []
 

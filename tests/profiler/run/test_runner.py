@@ -276,7 +276,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         folder, display = RunFolder.create(tmp_path), Told()
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(QUIET), display)
         if within is not None:
-            runner.begin_in(within, 0.0)
+            runner.begin_in(within)
         runner.measure(cases)
         return [id_.partition("/")[2] for id_ in display.told]
 
@@ -366,6 +366,16 @@ def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_sam
     assert {id_: first.samples for id_, first in runner.firsts.items()} == {case("b").id: {}}
 
 
+def test_a_slow_start_leaves_more_time_for_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 108.0))
+    config = config_of({"models": ["alexnet"], "engines": ["eager"]})
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), [], [], {}, Told())
+    for started, deadline in ((107.0, 162.0), (100.0, 152.0), (88.0, 138.0)):
+        runner.started = started
+        runner.begin_in(60.0)
+        assert runner.deadline == deadline
+
+
 LOW = {"fp32_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 100.0}
 """As measured on two cores while others took 70 % of them."""
 
@@ -408,7 +418,9 @@ def test_only_what_is_impossible_on_a_quiet_machine_fails(run, ms, quiet, status
         assert (kinds, row["fraction_of_peak"]) == (["below-floor"], None)
 
 
-def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("within", "before", "after"), [(None, "a", "ab"), (900.0, "ab", "a")])
+def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path, monkeypatch, within, before, after):
+    """Within a time those of its rivals do, too."""
     display, seen = Told(), list[list[str]]()
 
     def run_one(call: Call) -> Outcome:
@@ -425,8 +437,11 @@ def test_the_first_row_comes_before_the_roofs_and_is_held_against_them(tmp_path,
     monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
     config, cases = config_of({"models": ["alexnet"], "engines": ["eager"]}), [case("a"), case("b")]
     folder = RunFolder.create(tmp_path)
-    Runner(folder, config, Target("cpu"), cases, cases, {}, display).measure(cases)
-    assert (seen, display.told) == ([[case("a").id]], [case("a").id, case("a").id, case("b").id])
+    runner = Runner(folder, config, Target("cpu"), cases, cases, {}, display)
+    if within is not None:
+        runner.begin_in(within)
+    runner.measure(cases)
+    assert (seen, display.told) == ([[case(name).id for name in before]], [case(name).id for name in before + after])
     assert [result.status for result in folder.results().values()] == ["failed", "ok"]
     assert "floor_ms" not in folder.results()[case("a").id].figures, "a figure of the table, not of the journal"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,16 @@ def test_int8_is_quantized_at_the_first_shape_that_its_calibration_data_fit(monk
         stages._run_parts("", stages._exports([(name, graph) for name in sources]))
     assert called == [16, 24]
     assert all(set(one.onnx) == {"fp32", "int8"} for one in stages.prepared.values())
+
+
+def test_counting_flops_takes_a_tenth_of_the_time_and_lack_of_time_is_no_news():
+    told, source = list[str](), ModelSource("resnet18")
+    stages = Stages({"m": source}, Budget(), Path(), (), lambda text, *_: told.append(text), [], {"m": Prepared()})
+    for seconds, most in ((math.inf, 60.0), (100.0, 10.0), (5000.0, 60.0)):
+        ((call, take),) = replace(stages, deadline=time.monotonic() + seconds)._costs()
+        assert most - 1 < call.timeout <= most
+        take(Outcome("timeout", "stopped"))
+    assert len(told) == 1
 
 
 @pytest.fixture(scope="module")
