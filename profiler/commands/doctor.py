@@ -33,8 +33,6 @@ from profiler.tables.writers import print_section, say
 
 Ran = tuple[Case, Result | None]
 """A case and its result; None if the run was interrupted before it."""
-Usual = Mapping[tuple[str, str], float | None]
-"""Milliseconds in eager, by pass and precision."""
 _OF_INSTALLATION = (NO_CUDA_GRAPH, "unproven", "no-layers")
 """Kinds of warning about an installation; others are about a figure."""
 _SLOW = 10
@@ -75,14 +73,11 @@ def execute(options: Options, console: Console) -> int:
         engines = of_engines(((case, results.get(case.id)) for case in start.cases), target)
         _print(console, "Engines, each with a tiny network", engines)
         failed = dict.fromkeys(check.subject for check in (*machine, *engines) if check.status == "failed")
-        verdicts = ["Interrupted: unchecked engines may work"] if interrupted else []
-        verdicts += [f"Does not work: {', '.join(failed)}"] if failed else []
-        verdicts = verdicts or ["Everything installed works"]
-        if options.output:
-            verdicts.append(f"all findings and logs are in {run.path}")
-        elif failed:
-            verdicts.append(f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder")
-        say(console, "; ".join(verdicts))
+        verdict = "Interrupted: unchecked engines may work" if interrupted else "Everything installed works"
+        verdict = f"Does not work: {', '.join(failed)}" if failed else verdict
+        report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder" if failed else ""
+        place = f"all findings and logs are in {run.path}" if options.output else report
+        say(console, "; ".join(filter(None, [verdict, place])))
     return 130 if interrupted else int(bool(failed))
 
 
@@ -129,11 +124,11 @@ def lacks(preset: Preset, target: Target) -> Check | None:
 def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:
     """Return a check per preset; a preset that proves unsupported when tried has failed."""
     by_preset = grouped((case.variant, (case, result)) for case, result in results)
-    usual: Usual = {(case.pass_, case.precision): ran.latency_ms for case, ran in by_preset.get("eager", []) if ran}
+    usual = {(case.pass_, case.precision): ran.latency_ms for case, ran in by_preset.get("eager", []) if ran}
     return [lacks(PRESETS[name], target) or _of_preset(name, ran, usual) for name, ran in by_preset.items()]
 
 
-def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
+def _of_preset(name: str, results: Sequence[Ran], usual: Mapping[Any, float | None]) -> Check:
     planned = [(case, result) for case, result in results if case.unsupported is None] or results
     done = [(case, result) for case, result in planned if result]
     ran = [(case, result) for case, result in done if result.status != "unsupported"] or done

@@ -379,8 +379,7 @@ class Child:
         return f"ended after {limit:g} s{self._where()}; raise {option} if it needs longer"
 
     def _where(self) -> str:
-        # OPEN is all of a call without phases.
-        return "" if self.phase in (Phase.FORK, Phase.OPEN) else f" in phase {self.phase}"
+        return "" if self.phase in (Phase.FORK, Phase.OPEN) else f" in phase {self.phase}"  # Of a call without phases.
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
