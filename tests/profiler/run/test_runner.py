@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from runs import Told
 
 from engines.base import Building, BuiltAhead, Proof, Warning
@@ -28,6 +30,7 @@ from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 from profiler.run import runner as module
+from profiler.run.progress import Display
 from profiler.run.runner import Runner, is_better
 from profiler.run.supervisor import Supervisor
 from profiler.run.watch import Watcher
@@ -374,6 +377,15 @@ def test_a_slow_start_leaves_more_time_for_the_end(tmp_path, monkeypatch):
         runner.started = started
         runner.begin_in(60.0)
         assert runner.deadline == deadline
+
+
+def test_what_a_run_took_counts_from_the_start_of_the_command(tmp_path):
+    output, cases = io.StringIO(), [replace(case(), unsupported="no such device")]
+    config, folder = config_of({"models": ["alexnet"], "engines": ["eager"]}), RunFolder.create(tmp_path)
+    runner = Runner(folder, config, Target("cpu"), cases, cases, dict(QUIET), Display(Console(file=output)))
+    runner.started -= 7200.0
+    command.measure_cases(runner, Console(file=output), report=False)
+    assert "\nTook 2 h" in output.getvalue()
 
 
 LOW = {"fp32_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 100.0}
