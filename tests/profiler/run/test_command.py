@@ -538,7 +538,7 @@ def test_resume_with_only_keeps_the_other_rows(resumed, run):
     append_line(resumed.folder / "journal.jsonl", "{half a li}")
     finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
     assert len(finished.rows) == 2 * len(CASES)
-    assert "0 of 1 case to measure" in finished.done.stdout
+    assert "0 of 1 case to try" in finished.done.stdout
     assert "\nIgnored 1 damaged line of journal.jsonl; their cases will be measured again" in finished.done.stdout
 
 
