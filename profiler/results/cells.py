@@ -70,9 +70,11 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
 
     Each combination of values in `by` has cells and bases of its own. A figure is the median over the processes that
     have it; a percentile is null unless all have it. A figure of unknown spread between processes has no interval.
-    Texts come from the first process with figures, or else from the first row.
+    Texts come from the first process with figures, or else from the first row. A missing column, as in tables of
+    earlier versions, is null.
     """
-    rows = results.lazy().with_columns(**_derived()).collect()
+    absent = {name: pl.lit(None, RESULTS[name]) for name in RESULTS.keys() - results.collect_schema().names()}
+    rows = results.lazy().with_columns(**absent).with_columns(**_derived()).collect()
     keys = [*by, *(name for name in CONFIGURATION if name not in by)]
     arms = [
         pl.Series(f"{name} {side}", arm)

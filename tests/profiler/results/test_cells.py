@@ -55,6 +55,11 @@ def test_a_cell_has_every_figure_of_its_processes_and_a_factor_over_its_base():
     assert (lost["status"], lost["reason"], lost["failures"], lost["factor"]) == ("crashed", "SIGSEGV", 1, None)
 
 
+def test_a_column_that_an_earlier_version_lacks_is_null():
+    (cell,) = cells(frame(row()).drop("beaten_by", "energy_mj_per_item")).to_dicts()
+    assert (cell["latency_ms"], cell["beaten_by"], cell["energy_mj_per_item"]) == (10.0, None, None)
+
+
 @pytest.mark.parametrize(("device", "least"), [(None, 5.0), (4.0, 5.0), (9.0, 8.82), (10.5, 9.8)])
 def test_no_call_is_faster_than_its_device(device, least):
     clocks = {"gpu_ms": device, "gpu_low_ms": device, "gpu_high_ms": device}
