@@ -32,6 +32,7 @@ from profiler.machine.target import resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
+from profiler.results.run_folder import writable
 from profiler.results.warning_kinds import DISTURBED
 from profiler.run.command import (
     begin,
@@ -49,7 +50,7 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner
 from profiler.stats.intervals import rounds_interval
 from profiler.stats.samples import Interval
-from profiler.tables.numbers import counted, duration, grouped, percent, relative
+from profiler.tables.numbers import BUSY, counted, duration, grouped, percent, relative
 from profiler.tables.writers import say
 
 REVISION = "git:"
@@ -132,7 +133,9 @@ class Pair:
         resolution = f"no verdict yet: so far this machine resolves {percent(math.sqrt(high / low) - 1)} %"
         words = {True: "over the limit of", False: "within the limit of", None: f"{resolution}, the limit is"}
         verdict = f"{words[self.is_slower(limit)]} {100 * limit:g} %"
-        return f"{relative(speed, 1 / high, 1 / low)} against {against}, {len(self.logs)} processes each: {verdict}"
+        factor = relative(speed, 1 / high, 1 / low)
+        factor = "by an unknown factor, as other work ran," if factor == BUSY else factor
+        return f"{factor} against {against}, {len(self.logs)} processes each: {verdict}"
 
 
 class _Side(NamedTuple):
@@ -310,10 +313,8 @@ def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -
         if is_slower is not False:
             ElementTree.SubElement(case, "failure" if is_slower else "skipped", message=text)
         ElementTree.SubElement(case, "system-out").text = text
-    try:
+    with writable(path, "--junit"):
         ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise ConfigError(f"--junit {path}: {error.strerror}") from None
 
 
 @contextlib.contextmanager

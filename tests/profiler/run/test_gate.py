@@ -49,6 +49,11 @@ def cell(*ratios: float, problem: str | None = None) -> Pair:
         (cell(1.30, 1.29, 1.31), True, "1.30× slower (1.26–1.34) against old, 3 processes each: over the limit of 5 %"),
         (cell(1.00, 1.01, 1.00), False, "within the limit of 5 %"),
         (cell(0.50, 0.51, 0.50), False, "faster"),
+        (
+            cell(0.002, 0.04, 0.003, 0.02),
+            False,
+            "by an unknown factor, as other work ran, against old, 4 processes each",
+        ),
         (cell(1.02, 1.2, 0.9), None, "no verdict yet: so far this machine resolves"),
         (cell(1.3, 1.3), None, "no verdict yet against old: 2 of at least 3 rounds were measured"),
         (cell(problem="failed: no such layer"), True, "failed: no such layer"),
