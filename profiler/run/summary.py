@@ -210,6 +210,8 @@ def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, p
     """Explain the ranges, count rough figures, and say how to narrow wide ranges."""
     factors = [choice.best for choice in printed if choice.best and choice.best["factor"]]
     lines = [_RANGES]
+    if cells.filter(pl.col("latency_high_ms") > numbers.WIDEST * pl.col("latency_low_ms")).height:
+        lines.append(f"{numbers.BUSY}: an interval of over {numbers.WIDEST:g}×; docs/first-run.md says what helps.")
     if scored := cells["accuracy_items"].drop_nulls().unique().sort().to_list():
         items = "–".join(f"{number:,}" for number in dict.fromkeys((scored[0], scored[-1])))
         lines.append(f"Accuracy: of {items} scored items of the data; others calibrate int8.")

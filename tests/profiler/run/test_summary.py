@@ -178,6 +178,12 @@ def test_a_figure_without_an_interval_is_of_one_process_or_of_the_only_quiet_one
     assert note in on_console(print_results, results, cells(results))
 
 
+@pytest.mark.parametrize("reach", [1.1, 4.0])
+def test_a_note_says_what_busy_means_where_a_cell_is(reach):
+    results = handmade.frame([handmade.row("ort", ms=1.0, latency_low_ms=1 / reach, latency_high_ms=reach)])
+    assert ("busy: " in on_console(print_results, results, cells(results))) == (reach**2 > 10)
+
+
 # Single layers: one table a layer
 
 
