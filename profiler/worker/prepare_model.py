@@ -470,6 +470,7 @@ def refusal(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], 
         why += how_drawn(source, specs)
     if isinstance(error, TypeError) and isinstance(model, nn.Module):
         why += f"; forward takes {', '.join(inspect.signature(model.forward).parameters)}"
+    why += "; input is the shape of one item, without the batch" * (source.input_shape is not None)
     items = distinct_items(specs)
     if isinstance(model, nn.Module) and items not in (None, batch):
         device = next((parameter.device for parameter in model.parameters()), None)
