@@ -130,7 +130,7 @@ class RunFolder:
     def resume(cls, path: Path) -> RunFolder:
         """Open the folder of an earlier run. Raises ConfigError for another folder."""
         if not named_files.is_file(path / "bench.yaml"):
-            raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
+            raise ConfigError(f"--resume {path}: no run was written there; give a run's folder, such as results/2026…")
         run = cls(path.resolve())
         run.logs.mkdir(exist_ok=True)
         return run

@@ -622,7 +622,7 @@ JOB = f"models: [{GOOD}]\nengines: [eager]\ndevice: cpu\n"
 
 WRONG: list[tuple[str | None, list[str], list[str]]] = [
     (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other: the config has none; valid: good"]),
-    (None, ["--resume", "nowhere"], ["--resume nowhere", "not a run folder"]),
+    (None, ["--resume", "nowhere"], ["--resume nowhere", "no run was written there"]),
     (JOB, ["job.yaml", "--resume", "nowhere"], ["a job and --resume exclude each other"]),
     (JOB, ["--resume", ".", "--seconds", "9"], ["--seconds and --resume exclude each other"]),
     (JOB, ["--resume", ".", "--ray", "local", "--replicates", "3"], ["--replicates of a resumed run and --ray"]),
