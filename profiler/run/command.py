@@ -370,7 +370,8 @@ def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
         write(Report(runs=[str(folder)]), cells(results))
     except Exception as error:
         again = f"try again: {PROGRAM} report {shlex.quote(str(folder))}"
-        say(console, f"no report: {sentence(error)}; {again}", "yellow")
+        why = error if isinstance(error, ConfigError) else sentence(error)
+        say(console, f"no report: {why}; {again}", "yellow")
 
 
 def waiting(journal: Mapping[str, Result], cases: Sequence[Case], skips: bool, retry: bool = False) -> list[Case]:
