@@ -109,7 +109,6 @@ class Runner:
     """Seconds of each engine's last case, without its configuration's first build."""
     last_builds: dict[str, float] = field(default_factory=dict)
     """Seconds of each engine's last usual build that was its configuration's first."""
-    hopeless_cases: int = 0
     search_ended: bool = True
     """False if a search ran out of time."""
     supervisor: Supervisor = field(init=False)
@@ -368,9 +367,11 @@ class Runner:
 
     def _is_hopeless(self) -> bool:
         """Return whether further processes would be useless because the machine stays busy; announce it."""
-        if self.idle_minutes or self.hopeless_cases < _MOST_HOPELESS or not busy_share():
+        shares = [_disturbance(result) for result in self.run.results().values() if result.has(DISTURBED)]
+        number = sum(_HOPELESS <= share < math.inf for share in shares)
+        if self.idle_minutes or number < _MOST_HOPELESS or not busy_share():
             return False
-        cases = counted(self.hopeless_cases, "case")
+        cases = counted(number, "case")
         problem = f"{cases} ran beside too much other work, so likely winners get no further processes"
         self.display.announce(f"{problem}; {WHEN_IDLE} waits for its end")
         return True
@@ -476,7 +477,6 @@ class Runner:
     def _record(self, task: Task, result: Result) -> None:
         """Append a result to the journal, unless it is a second take that is no better than the first."""
         self._reject_impossible(task.case, result)
-        self.hopeless_cases += result.has(DISTURBED) and _HOPELESS <= _disturbance(result) < math.inf
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
         if first is None and result.status == "ok" and retaken(result.warnings):

@@ -231,6 +231,13 @@ def test_after_three_hopeless_cases_a_busy_machine_is_asked_for_no_more(run, mon
     assert bool(told) == (again == 0) and all(text.endswith("--wait-for-idle 10 waits for its end") for text in told)
 
 
+def test_a_resumed_run_knows_its_hopeless_cases(run, monkeypatch):
+    folder, _, _ = run({name: [take(0.5)] for name in "abc"}, repeats=0)
+    monkeypatch.setattr(module, "busy_share", lambda: 0.4)
+    _, _, measured = run({"d": [*hot(9.0), *hot(8.0)]}, folder=folder, repeats=9)
+    assert measured == 1
+
+
 @pytest.mark.parametrize("status", ["failed", "timeout"])
 def test_what_failed_is_not_measured_again_though_it_was_disturbed(run, status):
     _, display, _ = run({"a": [take(0.5, status)]}, repeats=9)
