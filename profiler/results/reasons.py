@@ -92,9 +92,9 @@ def _given(figure: str, value: float | None) -> str:
 
 
 def _worse(reason: Reason) -> str:
-    if reason.is_busy:
-        return "by an unknown factor"
     words = COMPARATIVES.get(reason.figure, ("worse", "better"))
+    if reason.is_busy:
+        return f"{words[0]} by an unknown factor"
     ends = _known(reason.figure, (reason.low, reason.high))
     return numbers.relative(reason.value, *ends, words=words) if reason.value else "figures of 0"
 
@@ -152,7 +152,7 @@ def _one_process(reason: Reason) -> str:
 
 _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "worse": _worse,
-    "unclear": lambda reason: f"{_worse(reason)}, not told apart",
+    "unclear": lambda reason: f"{'busy' if reason.is_busy else _worse(reason)}, not told apart",
     "equivalent": lambda reason: f"as good ({_worse(reason)})",
     "over": _limited,
     "under": _limited,

@@ -247,6 +247,8 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(rows, ends, why):
     [
         (Reason("worse", value=4.83, low=4.5, high=5.6, figure="latency_ms"), "4.8× slower (4.5–5.6)"),
         (Reason("worse", value=4.83, low=4.81, high=4.84, figure="latency_ms"), "4.8× slower"),
+        (Reason("worse", value=4.0, low=1.1, high=40.0, figure="latency_ms"), "slower by an unknown factor"),
+        (Reason("unclear", value=4.0, low=0.5, high=40.0, figure="latency_ms"), "busy, not told apart"),
         (Reason("unclear", value=1.05, low=0.9, high=1.2, figure="throughput"),
          "1.05× lower throughput (0.90–1.20), not told apart"),
         (Reason("over", value=1810.0, limit=1500.0, figure="peak_memory_mib"),
