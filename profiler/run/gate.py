@@ -63,11 +63,13 @@ _MOST_NAMES = 3
 _MODULE_PRESETS: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
 _GRAPH_PRESETS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
 """Default presets. The device sets their latency; launches from the host vary by a factor of two between processes."""
+_QUIET_MINUTES = 25
+"""Waiting takes at most 40 % of the time."""
 _MOST_TIMES = 8
 """Advise no more than this many times the time of the gate."""
 _ADVICE: Mapping[str, tuple[str, Callable[[float, float], str]]] = {
     "time": ("the time ended too soon", lambda times, within: f"--within {math.ceil(times * within)}s"),
-    "quiet": ("other work ran during most rounds", lambda *_: WHEN_IDLE),
+    "quiet": ("other work ran during most rounds", lambda *_: f"{WHEN_IDLE} --within {_QUIET_MINUTES}m"),
     "limit": ("more rounds would not help", lambda high, _: f"--limit {math.ceil(100 * (high - 1))}%"),
 }
 """Map each need of undecided cells to why, and to the option that helps, given the largest amount and --within."""
