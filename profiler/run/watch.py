@@ -28,7 +28,7 @@ from profiler.machine.target import usable_cores
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
 from profiler.run.progress import Display
-from profiler.tables.numbers import counted, percent
+from profiler.tables.numbers import counted, duration, percent
 from profiler.worker.disturbance import CARD, disturbances
 
 PATIENCE_SECONDS = 60.0
@@ -150,7 +150,7 @@ class Quiet:
         """Wait for a quiet machine. Call this before preparing, and right before measuring."""
         began, longest = time.monotonic(), min(60 * self._minutes, self._patience)
         end = began + longest
-        waiting = f"waiting up to {longest / 60:.2g} minutes for the machine to be quiet: {{}}".format
+        waiting = f"waiting up to {duration(longest)} for the machine to be quiet: {{}}".format
         first = work = self._busy()
         while work and time.monotonic() < end:
             self._display.doing(waiting(first))  # Not `work`, which changes every second.

@@ -148,7 +148,7 @@ def test_another_users_run_can_open_the_lock_whatever_the_umask(locks):
 
 # Waiting.
 
-WAITING = "waiting up to 10 minutes for the machine to be quiet"
+WAITING = "waiting up to 10 min 0 s for the machine to be quiet"
 OTHER_RUN = "another run measures on this device"
 
 
@@ -186,7 +186,7 @@ def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors
     looks.start()
     looks.start()
     assert told.waited
-    assert all(what.startswith("waiting up to 0.03 minutes") and " took " in what for what in told.waited), told.waited
+    assert all(what.startswith("waiting up to 2 s") and " took " in what for what in told.waited), told.waited
     (said,) = told.announced
     assert said.startswith("measuring beside other work: ")
 
@@ -208,7 +208,7 @@ def test_all_waits_together_end_with_the_patience(monkeypatch, waiting):
     looks, told = waiting(10.0, patience=6.0)
     for _ in range(3):
         looks.start()
-    assert told.waited[0].startswith("waiting up to 0.1 minutes")
+    assert told.waited[0].startswith("waiting up to 6 s")
     assert (len(told.waited), len(left)) == (5, 1), "the later ones look once"
 
 
