@@ -226,7 +226,7 @@ def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, p
         several = f", or one quiet of {max(processes)}" * (max(processes) > 1)
         advice = f"--replicates {ENOUGH if several else 3} measures it"
         lines.append(f"{numbers.ASSUMED}: one process{several}; spread not measured on this machine. {advice}.")
-    with_ends = [cell for cell in factors if cell["factor_low"]]
+    with_ends = [c for c in factors if c["factor_low"] and not numbers.is_busy(c["factor_low"], c["factor_high"])]
     if wide := [cell["measured"] for cell in with_ends if cell["factor_high"] > _WIDE * cell["factor_low"]]:
         again = f"; --resume RUN --replicates {ENOUGH} narrows them" * (min(wide) < ENOUGH)
         lines.append(f"Some span a factor of two{f'; {WHEN_IDLE} narrows them' if rough else again}.")
