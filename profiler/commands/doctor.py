@@ -170,7 +170,7 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
 
 def _host(target: Target) -> Iterator[Check]:
     if busy := other_work(Nvml(target.gpu.uuid if target.gpu else None)):
-        yield Check("note", "Other work", f"{busy}; {WHEN_IDLE} waits for its end")
+        yield Check("note", "Other work", f"{busy}; a run with {WHEN_IDLE} waits for quiet")
     yield Check("ok", "CPU", f"{cpu_model()}, {usable_cores()} of {os.cpu_count()} cores")
     yield Check("ok", "Memory", f"{available_memory_mib() / 1024:.1f} GiB available")
     try:

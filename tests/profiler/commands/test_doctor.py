@@ -105,7 +105,7 @@ def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "other_work", lambda nvml: "other processes took 40 % of 2 processors")
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
     lines = {check.subject: check for check in doctor._host(CPU)}
-    assert "40 % of 2 processors; --wait-for-idle" in lines["Other work"].text
+    assert "40 % of 2 processors; a run with --wait-for-idle" in lines["Other work"].text
     assert "PROFILER_CACHE" in lines["Cache"].text
 
 
