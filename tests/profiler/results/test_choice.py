@@ -248,6 +248,14 @@ def test_a_rival_at_another_batch_ties_or_leaves_the_choice_open(reach, names, c
     assert found.runner_up and found.runner_up["variant"] == "eager", "it is of the same batch"
 
 
+@pytest.mark.parametrize(("machine", "code"), [("host", "open"), ("other", None)])
+def test_a_rival_on_another_machine_leaves_nothing_open(machine, code):
+    rivals = [{**row, "machine": machine} for row in spread("openvino", 1.03, 1.1)]
+    rows = [{**row, "machine": "host"} for row in spread("ort", 1.0, 1.02)]
+    found = decide(cells_of(handmade.frame([*rows, *rivals])), Request("net"))
+    assert (found.best and found.best["variant"], found.doubt and found.doubt.code) == ("ort", code)
+
+
 def test_the_runner_up_is_of_another_batch_where_its_own_has_none():
     rows = [
         {**row, "batch_size": batch, "throughput": rate / row["latency_ms"]}

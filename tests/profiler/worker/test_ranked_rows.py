@@ -57,6 +57,13 @@ def test_a_precision_decides_which_scores_are_nearly_equal():
     assert differing(ours, truth, "fp32") == {"boxes", "classes"}
 
 
+def test_a_column_that_descends_in_the_reference_alone_is_no_score():
+    truth = list_of(CLOSE)
+    truth["boxes"][..., 0] = 640 * FAR
+    ours = {name: array[:, SWAPPED] for name, array in truth.items()} | {"scores": truth["scores"]}
+    assert differing(ours, truth) == set()
+
+
 def test_scores_keep_their_places_alone_and_beside_what_they_rank():
     for truth in ({"curve": np.tile(FAR, (3, 1))}, list_of(FAR)):
         ours = {name: array[:, SHIFTED] for name, array in truth.items()}
