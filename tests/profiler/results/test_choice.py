@@ -256,6 +256,13 @@ def test_a_rival_on_another_machine_leaves_nothing_open(machine, code):
     assert (found.best and found.best["variant"], found.doubt and found.doubt.code) == ("ort", code)
 
 
+def test_a_base_at_another_batch_hides_no_factor():
+    further = [{**row, "batch_size": 8} for row in spread("eager", 8e3, 5.0)]
+    rows = [*spread("eager", 9.0, 1.1), *spread("ort", 1.0, 1.02), *further]
+    found = decide(cells_of(handmade.frame(rows)), Request("net", objective="throughput"))
+    assert (found.best and found.best["variant"], found.doubt) == ("ort", None)
+
+
 def test_the_runner_up_is_of_another_batch_where_its_own_has_none():
     rows = [
         {**row, "batch_size": batch, "throughput": rate / row["latency_ms"]}
