@@ -369,6 +369,7 @@ def held_state(model: object) -> dict[str, list[Any]]:
         attributes = {name: value for name, value in vars(module).items() if name not in _MODULE}
         for name, value in {**module._buffers, **attributes}.items():
             leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (torch.Tensor, *_PLAIN))]
+            leaves = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]  # An LSTM lists its own.
             values[f"{path}.{name}".lstrip(".")] = [
                 (leaf.dtype, leaf.shape, bytes(content(leaf))) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
                 for leaf in leaves

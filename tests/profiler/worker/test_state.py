@@ -38,3 +38,7 @@ def test_the_place_that_changed_is_named(change: Callable[[Any], object], places
     change(inner)
     assert changed_places(before, held_state(model)) == places
     assert held_state("no module") == held_state(None) == {}
+
+
+def test_parameters_in_lists_are_not_copied():
+    assert held_state(nn.LSTM(2, 2))["_flat_weights"] == []
