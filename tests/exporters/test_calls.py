@@ -19,7 +19,9 @@ from exporters.calls import (
     call,
     chosen,
     computes_when_read,
+    content,
     dense,
+    inner_tensors,
     named_outputs,
     prepare_to_train,
     trained_output,
@@ -212,3 +214,13 @@ def test_results_of_the_models_own_classes_may_compute_when_they_are_read(result
 )
 def test_numpy_reads_dense_tensors(tensor, expected):
     assert dense(tensor).numpy().tolist() == expected.tolist()
+
+
+def test_the_content_of_a_wrapper_is_that_of_the_tensors_that_it_wraps():
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = nn.Linear(64, 32)
+    quantize_(model, Int8WeightOnlyConfig())
+    inner = list(inner_tensors([model.weight]))
+    assert len(inner) > 1 and bytes(content(model.weight)) == b"".join(map(bytes, map(content, inner)))
