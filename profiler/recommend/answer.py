@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from profiler.job.case import parse_only, setting_words
-from profiler.results.cells import Row, cells
+from profiler.results.cells import OK, Row, cells
 from profiler.results.choice import Choice, Limit, choose
 from profiler.results.columns import COLUMNS, DERIVED, FIGURES, LIMITED_BY, Group, columns, names
 from profiler.results.reading import chosen
@@ -89,9 +89,11 @@ def decide(merged: pl.DataFrame, request: Request) -> Choice:
         choice = choose(_named(part), figure, request.limits, request.allow_uncalibrated)
         if choice.best is not None or choice.doubt is not None:
             break
-    if request.only and choice.doubt is not None and choice.doubt.code == "only-base" and not choice.doubt.value:
-        return replace(choice, doubt=replace(choice.doubt, code="only-left"))
-    return choice
+    if choice.doubt is None or choice.doubt.code != "only-base" or choice.doubt.value:
+        return choice
+    left_out = merged.filter(replace(request, only="").admitted(), OK, ~pl.col("is_base"))
+    is_left = left_out["batch_size"].is_in(rows["batch_size"].to_list()).any()
+    return replace(choice, doubt=replace(choice.doubt, code="only-left")) if is_left else choice
 
 
 def as_data(request: Request, choice: Choice, settle: str | None = None) -> dict[str, Any]:
