@@ -186,8 +186,7 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
         result = factory(**source.options) if factory is not None else None
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            why = f"there is no module {error.name!r}; add its folder to import_from, or install it"
-            raise source.error(f"factory {source.factory!r}: {why}") from error
+            raise source.without_module(str(error.name)) from error
         raise source.error(f"factory {source.factory!r} raised {sentence(error)}") from error
     if factory is None:
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]

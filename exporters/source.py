@@ -203,6 +203,10 @@ class ModelSource:
     def error(self, text: str) -> ModelError:
         return ModelError(f"model {self.name!r}: {text}")
 
+    def without_module(self, name: str) -> ModelError:
+        why = f"there is no module {name!r}; add its folder to import_from, or install it"
+        return self.error(f"factory {self.factory!r}: {why}")
+
     @contextlib.contextmanager
     def failing(self, step: str, mend: str) -> Iterator[None]:
         """Raise a step's errors as ModelError with the remedy."""

@@ -107,8 +107,7 @@ def _mistakes(cases: Sequence[Case], path: Sequence[str]) -> dict[str, str]:
                 (file_specs if source.onnx else input_specs)(source)
             top, folders = (source.factory or "").partition(":")[0].partition(".")[0], [*path, str(Path.cwd())]
             if top and not (source.library or spec_of(top) or PathFinder.find_spec(top, folders)):
-                why = f"there is no module {top!r}; add its folder to import_from, or install it"
-                raise source.error(f"factory {source.factory!r}: {why}")
+                raise source.without_module(top)
         except ModelError as error:
             errors[source.subject] = str(error)
     return errors
