@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +54,7 @@ def execute(options: Options, console: Console) -> int:
     output = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
     with libraries() as facts, output as folder:
         target = resolve_device(check_device(options.device), facts)
-        machine = [*_card(target, facts), *_host(target)]
+        machine = [*_card(target, facts), *of_host(target)]
         _print(console, "Machine", machine)
         start, run = resolved(Run(), console, tiny_job(target, folder), target, facts), RunFolder.create(folder)
         interrupted, runner = False, start.runner(run)
@@ -168,11 +170,16 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
     yield Check("ok", "GPU", f"{card}; driver {gpu.driver}, torch's CUDA {facts.get('torch_cuda')}")
 
 
-def _host(target: Target) -> Iterator[Check]:
+def of_host(target: Target) -> Iterator[Check]:
     if busy := other_work(Nvml(target.gpu.uuid if target.gpu else None)):
         yield Check("note", "Other work", f"{busy}; a run with {WHEN_IDLE} waits for quiet")
     yield Check("ok", "CPU", f"{cpu_model()}, {usable_cores()} of {os.cpu_count()} cores")
     yield Check("ok", "Memory", f"{available_memory_mib() / 1024:.1f} GiB available")
+    torch = importlib.util.find_spec("torch")
+    if torch and torch.origin and not Path(importlib.util.cache_from_source(torch.origin)).exists():
+        command = f"python -m compileall -q {shlex.quote(str(Path(torch.origin).parent))}"
+        mend = f"unset PYTHONDONTWRITEBYTECODE, or run {command}"
+        yield Check("note", "Start", f"each start compiles PyTorch's sources for 10 s or more; {mend}")
     try:
         check_root(default_root())
     except CacheError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +84,7 @@ def test_a_preset_without_all_rows_is_unchecked_unless_one_failed():
 def test_a_cache_that_cannot_be_made_fails(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
-    (line,) = (check for check in doctor._host(CPU) if check.subject == "Cache")
+    (line,) = (check for check in doctor.of_host(CPU) if check.subject == "Cache")
     assert line.status == "failed"
     assert "PROFILER_CACHE" in line.text
 
@@ -104,7 +106,7 @@ def test_a_card_that_torch_cannot_use_fails(facts, says, monkeypatch):
 def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "other_work", lambda nvml: "other processes took 40 % of 2 processors")
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
-    lines = {check.subject: check for check in doctor._host(CPU)}
+    lines = {check.subject: check for check in doctor.of_host(CPU)}
     assert "40 % of 2 processors; a run with --wait-for-idle" in lines["Other work"].text
     assert "PROFILER_CACHE" in lines["Cache"].text
 
@@ -138,3 +140,17 @@ def test_a_real_run(profiler, tmp_path, monkeypatch):
     assert "confirming" not in done.stdout
     (run,) = (tmp_path / "kept").iterdir()
     assert (run / "journal.jsonl").exists()
+
+
+def test_bytecode_that_pytorch_lacks_is_noted(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    def start() -> list[str]:
+        return [check.status for check in doctor.of_host(CPU) if check.subject == "Start"]
+
+    assert start() == ["note"]
+    compileall.compile_dir(tmp_path, quiet=1)
+    assert start() == []
