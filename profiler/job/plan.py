@@ -135,13 +135,14 @@ def processes_of_winners(is_search: bool) -> Sequence[int]:
     return range(CONFIRMING_PROCESSES, MOST_PROCESSES + 1) if is_search else [CONFIRMING_PROCESSES] * 2
 
 
-def further(case: Case, planned: int, processes: int = 0) -> list[Case]:
+def further(case: Case, planned: int, processes: int = 0, is_wide: bool = False) -> list[Case]:
     """Return a likely winner's further replicates, at least CONFIRMING_PROCESSES beyond the planned ones.
 
-    A base's planned processes count too, since they did not choose it.
+    A base's planned processes count too, since they did not choose it, unless they disagree too much (`is_wide`).
     """
     count = max(processes, CONFIRMING_PROCESSES)
-    numbers = range(1, max(processes, BASE_PROCESSES)) if case.is_base else range(planned, planned + count)
+    of_base = max(processes, BASE_PROCESSES + CONFIRMING_PROCESSES * is_wide)
+    numbers = range(1, of_base) if case.is_base else range(planned, planned + count)
     return [replace(case, replicate=number) for number in numbers]
 
 

@@ -311,6 +311,19 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
     return groups
 
 
+def wide_bases(cells: pl.DataFrame) -> list[Row]:
+    """Return the bases whose own intervals leave the best of their batch without a factor."""
+    undecided = [choice for _, choice in choices(cells) if choice.best and choice.doubt and choice.doubt.code == "busy"]
+    return [
+        cell
+        for choice in undecided
+        for cell in choice.cells
+        if cell["is_base"]
+        and cell["batch_size"] == choice.cells[0]["batch_size"]
+        and is_busy(*map(cell.get, ends_of("latency_ms")))
+    ]
+
+
 def cell_name(cell: Row) -> str:
     """Return a cell's configuration, like "compiled fp16"."""
     return f"{cell['variant']} {cell['precision']}"

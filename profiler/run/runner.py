@@ -30,7 +30,7 @@ from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders
 from profiler.processes.process import Call, run_all, run_one
 from profiler.results.cells import GROUP, cells
-from profiler.results.choice import contenders
+from profiler.results.choice import contenders, wide_bases
 from profiler.results.result import Result
 from profiler.results.roofline import Measured, excess, precisions_needed, widened
 from profiler.results.run_folder import RunFolder
@@ -332,13 +332,17 @@ class Runner:
             return []
         rivals = [case for case in self.chosen if case.unsupported is None and not case.is_base]
         untried = {_group(case) for case in rivals} - {_group(case) for case in rivals if case.id in results}
-        replicates = []
-        for group in contenders(self._merged(), with_equals=limit <= CONFIRMING_PROCESSES):
-            processes = limit if len(group) > 1 else 0
-            for case in [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]:
+        merged = self._merged()
+        likely = contenders(merged, with_equals=limit <= CONFIRMING_PROCESSES)
+        unsettled = [(cell, limit if len(group) > 1 else 0, False) for group in likely for cell in group]
+        unsettled += [(base, 0, True) for base in wide_bases(merged)]
+        replicates = dict[str, Case]()
+        for cell, processes, is_wide in unsettled:
+            for case in [by_id[id_] for id_ in cell["case_ids"] if id_ in by_id]:
                 if not case.replicate and _group(case) not in untried:
-                    replicates += further(case, self.config.replicates, processes)
-        return sorted((case for case in replicates if case.id not in results), key=lambda case: case.replicate)
+                    new = further(case, self.config.replicates, processes, is_wide)
+                    replicates |= {replicate.id: replicate for replicate in new if replicate.id not in results}
+        return sorted(replicates.values(), key=lambda case: case.replicate)
 
     def _measure_winners(self) -> None:
         """Measure likely winners in further processes; after a search until one verdict remains."""

@@ -246,15 +246,16 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     job = f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n"
     finished = run(workplace, job, AS_IF_QUIET="yes")
     processes = dict(finished.rows.group_by("variant").agg(pl.col("replicate").sort()).rows())
-    assert processes["eager"] == [0, 1, 2] and processes["ort"] in ([0], [0, 1, 2, 3])
+    assert processes["eager"] in ([*range(3)], [*range(6)])  # More if the first ones disagree.
+    assert processes["ort"] in ([0], [0, 1, 2, 3])
     for row in finished.rows.to_dicts():
         for name in ("latency_ms", "throughput"):
             low, high = ends_of(name)
             assert row[low] <= row[name] <= row[high] and row[low] < row[high]
-    assert finished.rows.filter("confirming")["replicate"].to_list() in ([], [1, 2, 3])
+    assert finished.rows.filter("confirming", variant="ort")["replicate"].to_list() in ([], [1, 2, 3])
     (kept,) = (runs[finished.folder.name] for runs in json.loads((cache / "spreads.json").read_text()).values())
     logs = finished.rows.filter(variant="eager")["latency_ms"].log()
-    assert kept["host/eager"] == [pytest.approx(typical_spread([logs.var()], [2])), 1.0]
+    assert kept["host/eager"] == [pytest.approx(typical_spread([logs.var()], [len(logs) - 1])), 1.0]
     asked = profiler("recommend", str(finished.folder), cwd=workplace)
     title = re.search("<h1>(.*?)</h1>", (finished.folder / "report.html").read_text())
     assert title

@@ -531,3 +531,23 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     Runner._measure_waves(runner, [[case("a")], [case("b")], [case("c")]])
     assert measured == ["a", "b", "c"]
     assert [call[0] for call in calls] == list(prepared)
+
+
+@pytest.mark.parametrize(("outlier", "further"), [(5.5, []), (13.8, [3, 4, 5])])
+def test_a_base_too_wide_for_a_factor_gets_further_processes(tmp_path, monkeypatch, outlier, further):
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
+    base = replace(case("eager"), variant="eager")
+    cases = [replace(base, replicate=n) for n in range(3)]
+    winners = [replace(base, engine="ort", variant="ort", replicate=n) for n in range(4)]
+    config = config_of({"models": ["alexnet"], "engines": ["eager", "ort"]})
+    planned = [*cases, winners[0]]
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), planned, planned, {}, Told())
+    times = [*zip(cases, (outlier, 5.5, 5.6), strict=True), *((winner, 0.6) for winner in winners)]
+    for ended, ms in times:
+        figures = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
+        result = Result(ended.id, "ok", clock="host", throughput=1e3 / ms, samples={"host": [ms] * 20}, figures=figures)
+        runner.run.append(result)
+    assert [(missing.variant, missing.replicate) for missing in runner.missing_replicates(3)] == [
+        ("eager", number) for number in further
+    ]
