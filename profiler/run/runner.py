@@ -508,7 +508,8 @@ class Runner:
         results = self.run.results()
         planned = [other for other in self.plan if other.family == case.family and other.id in results]
         limits = self.config.largest_batch or LargestBatch()
-        search = Search(case, limits, {other.batch_size: results[other.id].status for other in planned})
+        measured = {other.batch_size: results[other.id].status for other in planned}
+        search = Search(case, limits, measured, gpu_mib=self.target.gpu.memory_mib if self.target.gpu else None)
         axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
         for row in self.run.largest_batches().filter(**axes, **{"pass": case.pass_}).iter_rows(named=True):
             if row["status"] == "ok" or not retry:

@@ -48,6 +48,24 @@ def test_the_boundary_is_found_by_doubling_and_halving(boundary):
     assert next(iter(tried(boundary, start=16))) == 16
 
 
+@pytest.mark.parametrize(
+    ("fixed", "per_item", "usable", "limit", "batches"),
+    [
+        (1000, 1050, 143_000, 65536, [1, 2, 32, 131, 137]),
+        (1000, 1050, 143_000, 40, [1, 2, 32, 40]),
+        (1000, 20_000, 143_000, 65536, [1, 2, 6, 7, 8]),
+        (1000, 0, 143_000, 9, [1, 2, 4, 8, 9]),
+        (1000, 1050, 70_000, 65536, [1, 2, 32, 131, 81, 56, 68, 62, 65]),  # The card is another's, too.
+    ],
+)
+def test_on_a_gpu_the_memory_tells_where_to_look(fixed, per_item, usable, limit, batches):
+    search = Search(CASE, LargestBatch(limit=limit), {1: "ok"}, gpu_mib=143_771.0)
+    while (batch := search.next_batch()) is not None:
+        mib = float(fixed + per_item * batch)
+        search.tried[batch] = ("ok", mib) if mib <= usable else ("oom", None)
+    assert list(search.tried) == batches
+
+
 def test_a_search_ends_at_its_limit_and_where_a_smaller_batch_mends_nothing():
     assert [*tried(10**9, limit=40, start=16)] == [16, 32, 40]
     ends: dict[Status, int | None] = {"timeout": None, "unsupported": None, "crashed": 24}
