@@ -5,6 +5,7 @@ For a configuration within the limits the figure is printed instead.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,7 +90,8 @@ def execute(options: Options, console: Console) -> int:
     say(console, f"\n{name}: {answer(outcome.value, cell, limits)}\n")
     if outcome.value.nodes:
         print_table(console, of_rows("Kept in float32", _FIELDS, outcome.value.nodes))
-        use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {{{case.precision}: {path}}}"
+        variants = json.dumps({case.precision: str(path)})
+        use = f"\nThe graph: {path}\nTo measure it, add to the model in a job: variants: {variants}"
         if is_float32(path):
             path.unlink()
             use = f"\nNothing in {case.precision} is left: deploy it in fp32"

@@ -116,11 +116,11 @@ def _word(value: Any) -> str:
 
 
 def file_name(words: str) -> str:
-    """Turn an id into a file's name; replace the end of a long one by a digest."""
-    name = words.replace("/", "-")
+    """Turn an id into a file's name, with commas since names have none; replace the end of a long one by a digest."""
+    name = words.replace("/", ",")
     if len(name.encode()) <= _LONGEST_FILE_NAME:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(words.encode()).hexdigest()[:12]
     return f"{name.encode()[: _LONGEST_FILE_NAME - 13].decode(errors='ignore')}-{digest}"
 
 

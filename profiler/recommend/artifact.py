@@ -30,7 +30,7 @@ from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, has_own_weights, identified, with_inputs
 from profiler.commands.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
@@ -171,7 +171,7 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     engine = ENGINES[case.engine]
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    log, limit = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log", Budget().build_timeout
+    log, limit = logs / f"{file_name(f'artifact/{case.id}')}.log", Budget().build_timeout
     task = _build_task(case, run) if engine.builds else None
     onnx = built = None
     with libraries(), Display(console) as display:

@@ -178,7 +178,7 @@ def result_of(case_id: str, outcome: Outcome) -> Result:
 
 
 def log_name(log: Path | None) -> str | None:
-    """Return a log's path in the run's folder, like "logs/export-mine-fp32.log"; None for an empty log."""
+    """Return a log's path in the run's folder, like "logs/export,mine,fp32.log"; None for an empty log."""
     return f"{log.parent.name}/{log.name}" if log and log.exists() and log.stat().st_size else None
 
 

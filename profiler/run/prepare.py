@@ -141,7 +141,7 @@ class Stages:
                 subjects.setdefault(source.name, []).append(name)
         calls = {}
         for model, names in subjects.items():
-            call = self._call("hold_model", f"prepare-{model}", names[0], on_gpu=True)
+            call = self._call("hold_model", f"prepare/{model}", names[0], on_gpu=True)
             calls[str(call.origin)] = replace(call, timeout=math.inf)
         outcomes = holders.start(calls, _slots(len(calls)), lambda done: self.tick("loading models", done, len(calls)))
         for names, outcome in zip(subjects.values(), outcomes.values(), strict=True):
@@ -158,7 +158,7 @@ class Stages:
         """Make everything that the cases need."""
         # Holders prepared torch modules with one shape; users' graphs still need a check.
         names = [name for name in self.sources if name not in self.prepared or self.sources[name].graphs]
-        calls = [self._call("prepare_model", f"prepare-{name}", name, on_gpu=True) for name in names]
+        calls = [self._call("prepare_model", f"prepare/{name}", name, on_gpu=True) for name in names]
         self._run_parts("models", list(zip(calls, (partial(self._take_model, name) for name in names), strict=True)))
         needs_graphs = any(ENGINES[case.engine].needs == "onnx" for case in self.cases)
         costs = [] if needs_graphs else [self._costs()]
@@ -198,12 +198,12 @@ class Stages:
         usable = self._usable()
         for name, batch in (key for key in needed if key[0] in usable):
             arguments = self.prepared[name].state, batch
-            call = self._call("prepare_reference", f"reference-{name}-{batch}", name, *arguments, on_gpu=True)
+            call = self._call("prepare_reference", f"reference/{name}/{batch}", name, *arguments, on_gpu=True)
             yield call, partial(self._take, [name], "references", batch, batch_failure(batch))
 
     def identities(self) -> dict[str, Identity | str]:
         """Return each model's identity, or why it cannot be loaded."""
-        calls = {name: self._call("identify_model", f"identify-{name}", name) for name in self.sources}
+        calls = {name: self._call("identify_model", f"identify/{name}", name) for name in self.sources}
         return {
             name: outcome.value if outcome.status == "ok" else str(failed(outcome).reason)
             for name, outcome in side_by_side(calls, self.tick, "models compared with the run's").items()
@@ -244,7 +244,7 @@ class Stages:
             and case.source.own_graph is None
         )
         self.sources.update((name, replace(self.sources[name], varied={})) for name, *_ in needed)
-        calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
+        calls = {key: self._call("prepare_export", f"export/{key[0]}/{key[1]}/{key[2]}", *key) for key in needed}
         outcomes = side_by_side(calls, self.tick, "exports to ONNX, each for a batch size")
         for (name, graph, batch), outcome in outcomes.items():
             if outcome.status != "ok":
@@ -259,7 +259,7 @@ class Stages:
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
         for (_, graph), names in sharing.items():
             first = next(filter(self._is_calibrated, names), names[0]) if graph in PLACEMENTS else names[0]
-            call = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
+            call = self._call("prepare_export", f"export/{first}/{graph}", first, graph, None)
             yield call, partial(self._take, names, "onnx", graph, graph)
 
     def _is_calibrated(self, name: str) -> bool:
@@ -274,7 +274,7 @@ class Stages:
         for name in self._usable():
             arguments = self.prepared[name], trainings.get(name)
             limit = min(_COUNT_SECONDS, _COUNT_SHARE * (self.deadline - time.monotonic()))
-            call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, limit=limit)
+            call = self._call("prepare_cost", f"prepare/{name}", name, *arguments, limit=limit)
             yield call, partial(self._take_cost, name)
 
     def _take_cost(self, name: str, outcome: Outcome) -> None:
@@ -296,7 +296,7 @@ class Stages:
             precisions, batches = (tuple({getattr(c, key): None for c in cases}) for key in ("precision", "batch_size"))
             step = Step(head, items, trainings[name].input_gradient, precisions, batches, trainings[name].frozen)
             arguments = self.prepared[name], step
-            log = f"gradients-{name}-{head}-{items}"
+            log = f"gradients/{name}/{head}/{items}"
             call = self._call("prepare_gradients", log, name, *arguments, limit=_GRADIENT_SECONDS)
             yield call, partial(self._take_gradients, name, (head, items))
 

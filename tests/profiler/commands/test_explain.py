@@ -16,6 +16,7 @@ import pytest
 from able_engines import if_able
 from planted_nets import conv_net
 from rich.console import Console
+from ruamel.yaml import YAML
 from runs import Profiler, run_job
 
 from profiler.commands import explain as command_module
@@ -66,8 +67,10 @@ def test_planted_layer_is_found_and_its_graph_is_accurate(engine, run, bad, fold
     assert done.returncode == 0
     assert f"c{bad + 1} " in done.stdout
     assert " of 10 parts in float32: error bound" in done.stdout
-    (graph,) = (run / "explain").glob(f"net-{engine}-*-b1-*.onnx")
-    assert f"variants: {{int8: {graph}}}" in done.stdout
+    (graph,) = (run / "explain").glob(f"net,{engine},*,b1,*.onnx")
+    variants = re.search(r"variants: (.+)", done.stdout)
+    assert variants
+    assert YAML(typ="safe").load(variants[1]) == {"int8": str(graph)}
     x = np.random.default_rng(5).standard_normal((2, 3, 8, 8), np.float32)
     ours, truth = (
         onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]

@@ -54,7 +54,8 @@ def test_an_id_is_the_axes_of_its_case():
     assert case.id == "my net/ort-tuned/training/fp16/b16/r2/height=64"
     assert sgd.setting == "optimizer=sgd/head=logits/input_gradient=on/accumulation=4/frozen=stem+*.bias/height=64"
     assert sgd.id == f"my net/ort-tuned/training/fp16/b16/r2/{sgd.setting}"
-    assert file_name(sgd.id) == sgd.id.replace("/", "-")
+    assert file_name("my net/eager/r2") == "my net,eager,r2"
+    assert len({*map(file_name, ("m/x-y/fp32", "m-x/y/fp32", "m/x/y/fp32", "m-x-y-fp32"))}) == 4
     assert case.family == dataclasses.replace(case, batch_size=1).family != sgd.family
     long = [file_name(dataclasses.replace(case, model="ü" * 200 + end).id) for end in "ab"]
     assert len(set(long)) == 2

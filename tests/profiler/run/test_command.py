@@ -64,7 +64,7 @@ def raising():
 
 def is_measured():
     # By the log: a reference's process has another, and so has one that counts FLOPs.
-    return "-eager-" in os.readlink("/proc/self/fd/2")
+    return ",eager," in os.readlink("/proc/self/fd/2")
 
 
 class Flaky(nn.Module):
@@ -304,8 +304,8 @@ def test_exit_codes_of_failed_rows(run, workplace, tmp_path):
     shutil.rmtree(tmp_path / "results")
     finished = run(workplace, f"models: [{RAISING}]\nengines: [eager]\ndevice: cpu\nbudget: {FAST}\n", code=1)
     assert finished.rows["status"].to_list() == ["failed"]
-    assert finished.rows["log"].to_list() == ["logs/prepare-raising.log"]
-    printed = (finished.folder / "logs" / "prepare-raising.log").read_text()
+    assert finished.rows["log"].to_list() == ["logs/prepare,raising.log"]
+    printed = (finished.folder / "logs" / "prepare,raising.log").read_text()
     assert all(word in printed for word in ("Traceback", "tiny.py", "no luck with this one"))
     assert "no luck with this one" in finished.done.stdout
     assert "Traceback" not in finished.done.stdout

@@ -133,7 +133,7 @@ def test_a_case_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(m
     result = measured(4)
     assert result.status == "failed"
     assert str(result.reason).startswith("RuntimeError: cannot compute at /")
-    assert result.log == f"{folder.name}/net-eager-inference-fp32-b4-r0.log"
+    assert result.log == f"{folder.name}/net,eager,inference,fp32,b4,r0.log"
 
 
 VANISHING = """
