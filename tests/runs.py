@@ -86,9 +86,11 @@ class Told(Display):
         self.announced: list[str] = []
         self.waited: list[str] = []
         self.left: list[float] = []
+        self.counted: list[tuple[int, int]] = []
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         self.left.append(seconds_left)
+        self.counted.append((done, total))
 
     def announce(self, text: str) -> None:
         self.announced.append(text)

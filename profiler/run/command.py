@@ -48,7 +48,7 @@ from profiler.run.search import contributions, trials_of
 from profiler.run.summary import print_plan, print_results
 from profiler.run.watch import PATIENCE_SECONDS, await_quiet
 from profiler.stats.samples import PERCENTILE_NEEDS
-from profiler.tables.numbers import counted, duration, listed
+from profiler.tables.numbers import counted, duration, grouped, listed
 from profiler.tables.writers import say
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
@@ -133,7 +133,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if missing := waiting(run.results(), start.cases, start.config.skip):
         # Unmeasured configurations matter more than replicates.
         first, budget = [case for case in missing if not case.replicate], start.config.budget
-        which = listed(dict.fromkeys(f"{case.variant} {case.precision}" for case in first or missing))
+        sizes = grouped((f"{case.variant} {case.precision}", f"b{case.batch_size}") for case in first or missing)
+        which = "; ".join(" ".join([name, ", ".join(dict.fromkeys(batches))]) for name, batches in sizes.items())
         counts = (len(first), "case"), (len(missing) - len(first), "replicate")
         cases = listed(counted(number, noun) for number, noun in counts if number)
         seconds = sum(runner.estimate(case) or estimate_seconds(case, budget) for case in missing)

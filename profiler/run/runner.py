@@ -100,6 +100,8 @@ class Runner:
     first_seconds: float = 0.0
     second_seconds: float = 0.0
     """Seconds of all first takes, and of all second takes."""
+    done: int = 0
+    """Number of cases measured so far, with second takes."""
     started: float = field(default_factory=lambda: time.monotonic())
     """Start of the command, on time.monotonic()."""
     within: float = math.inf
@@ -242,7 +244,7 @@ class Runner:
         return {r.case_id: _without_samples(r) for r in results if r.status == "ok" and retaken(r.warnings)}
 
     def _measure_waves(self, waves: Sequence[Sequence[Case]]) -> None:
-        waves, done, ready, are_all_ready = [wave for wave in waves if wave], 0, list[Task](), False
+        waves, ready, are_all_ready = [wave for wave in waves if wave], list[Task](), False
         measured: list[Case] = []
         for number, wave in enumerate(waves):
             if self.is_over():
@@ -263,13 +265,12 @@ class Runner:
             if is_first:  # Show the first row before the roofs, which take seconds.
                 first = len(tasks) - len(runnable) + 1
                 after = [*(task.case for task in tasks[first:]), *later]
-                self.first_seconds += self.measure_each(tasks[:first], done=done, later=after)
-                done, tasks = done + len(tasks[:first]), tasks[first:]
+                self.first_seconds += self.measure_each(tasks[:first], later=after)
+                tasks = tasks[first:]
             measured += runnable
             if math.isinf(self.deadline):
                 self._measure_roofs(measured)
-            self.first_seconds += self.measure_each(tasks, done=done, later=later)
-            done += len(tasks)
+            self.first_seconds += self.measure_each(tasks, later=later)
             if math.isfinite(self.deadline) and not (is_first and waves[1:]):  # Rows of rivals come before roofs.
                 self._measure_roofs(measured)
 
@@ -384,26 +385,25 @@ class Runner:
         self,
         tasks: Sequence[Task],
         allowed: float = math.inf,
-        done: int = 0,
         later: Sequence[Case] = (),
         is_estimated: bool = True,
     ) -> float:
         """Measure tasks until the `allowed` seconds are spent; return the seconds spent.
 
-        The display counts the `done` cases before them and the `later` ones after. If `is_estimated`, skips a case
-        whose estimate exceeds the run's time; otherwise only starts none after that time.
+        The display also counts the `later` cases. If `is_estimated`, skips a case whose estimate exceeds the run's
+        time; otherwise only starts none after that time.
         """
-        total, spent = done + len(tasks) + len(later), 0.0
+        spent = 0.0
         for number, task in enumerate(tasks):
             if spent >= allowed:
                 break
             if self.is_over(self.estimate(task.case) if is_estimated else 0.0):
                 continue  # A shorter one may still fit.
             remaining = *(task.case for task in tasks[number:]), *later
-            seconds_left = sum(map(self.estimate, remaining))
+            place = self.done, self.done + len(remaining), sum(map(self.estimate, remaining))
 
-            def tick(phase: str, task: Task = task, number: int = number, seconds_left: float = seconds_left) -> None:
-                self.display.measuring(task.case, phase, done + number, total, seconds_left)
+            def tick(phase: str, case: Case = task.case, place: tuple[int, int, float] = place) -> None:
+                self.display.measuring(case, phase, *place)
 
             tick("start")
             task, was_built = self._intact(task), self.supervisor.has_built(task.case)
@@ -421,7 +421,8 @@ class Runner:
                 is_usual = not (was_built or is_cached or builds_long(task.case))
                 self.last_builds |= {engine: build} if is_usual else {}
             self._record(task, result)
-            if self.by_name and done + number + 1 >= _FEWEST_ROWS:
+            self.done += 1
+            if self.by_name and self.done >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
 

@@ -181,6 +181,7 @@ def test_the_time_left_has_a_build_for_each_configuration_without_one(tmp_path, 
     again = replace(cases[0], variant="again", options={"rebuild": True})
     runner.measure_each([Task(again, Prepared(), Budget())])
     assert not runner.supervisor.has_built(again), "each replicate builds, and has its own build_s"
+    assert list(dict.fromkeys(display.counted)) == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 5)]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_case_that_hangs_ends_with_the_time_of_the_run_and_is_no_row(tmp_path,
     )
     given = ["net:make", "--input", "3,32,32", "--batch", "1,2", "--precision", "fp32", "--engine", "eager"]
     done = profiler(*given, "--seconds", "0.05", "--within", "12s", cwd=tmp_path)
-    told = re.search(r"\n(.*) did not fit in 12s, about \d+ s more: eager fp32; ", done.stdout)
+    told = re.search(r"\n(.*) did not fit in 12s, about \d+ s more: eager fp32 b1, b2; ", done.stdout)
     assert told, done.stdout
     left_out = sum(map(int, re.findall(r"(\d+) (?:case|replicate)", told[1])))
     assert "--resume" in done.stdout, done.stdout + done.stderr
