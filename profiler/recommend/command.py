@@ -16,7 +16,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import engine_row
+from engines.catalog import PRESETS, engine_row, unsupported
 from engines.options import PASSES
 from exporters.inputs import how_to_give
 from profiler.bundled import suites
@@ -39,6 +39,7 @@ from profiler.results.warning_kinds import DISTURBED, meaning
 from profiler.run.command import BASE, LABELS, refuse_unscored
 from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
+from profiler.run.model_job import usual_engines
 from profiler.tables.numbers import UNITS, error, grouped, is_busy, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section, print_table, say
@@ -105,7 +106,7 @@ def settling(choice: Choice, folder: str, alike: Sequence[Choice] = ()) -> str |
         case None | Reason(code="unknown" | "too-wide" | "no-base" | "only-left"):
             return None  # The reason says what to do.
         case Reason(code="only-base", value=0):
-            return f"{PROGRAM} engines"
+            return _measuring_others(choice.cells[0])
         case Reason(code="skipped"):
             return f"{resuming(Path(folder))} --all"
         case Reason(code="unmeasured" | "only-base"):
@@ -119,6 +120,15 @@ def settling(choice: Choice, folder: str, alike: Sequence[Choice] = ()) -> str |
             only = shlex.quote(_only([cell for cells in contested for cell in cells]))
             return f"{resuming(Path(folder))} --replicates {processes} --only {only}{again}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
+
+
+def _measuring_others(base: Row) -> str:
+    """Return the command that measures the engines installed here beside the base, or that lists what is missing."""
+    place = base["pass"], base["device"], base["precision"], base["model_kind"]
+    rows = {preset.name: engine_row(preset.engine) for preset in PRESETS.values()}
+    names = usual_engines(base["device"], lambda name: [name] * (unsupported(rows[name], *place) is None))
+    is_alone = {rows[name].name for name in names} <= {base["engine"]}
+    return f"{PROGRAM} engines" if is_alone else f"{PROGRAM} MODEL --engine {','.join(names)}"
 
 
 def _contested(choice: Choice) -> list[Row]:

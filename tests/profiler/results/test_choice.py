@@ -12,6 +12,7 @@ from profiler.recommend.answer import Request, cells_of, decide
 from profiler.recommend.command import _why, comparison, headline, kept_out, settling
 from profiler.results.cells import cells
 from profiler.results.choice import Choice, Limit, choose, contenders
+from profiler.run.model_job import usual_engines
 from profiler.run.summary import so_far
 
 ROWS = [handmade.row("eager", ms=10.0), handmade.row("ort", ms=2.0, load_s=1.0)]
@@ -96,6 +97,7 @@ DISTURBED = [
     for n in (1, 2)
 ]
 AT = "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"
+OTHERS = f"MODEL --engine {','.join(usual_engines('cpu', lambda name: [name] * (name != 'ort-dynamic')))}"
 AGAIN = "--resume a/run --retry --wait-for-idle 10"
 HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
@@ -116,6 +118,7 @@ def reaching(low: float, high: float) -> dict[str, Any]:
         ([BASE, handmade.row("ort", ms=1.0), handmade.row("openvino", ms=1.0)], "latency", "tie", None, ""),
         ([handmade.row("eager", ms=None, status="waiting")], "latency", "undecided", "unmeasured", "--resume a/run"),
         ([BASE], "latency", "undecided", "only-base", "engines"),
+        ([BASE | {"device": "cpu", "model_kind": "factory"}], "latency", "undecided", "only-base", OTHERS),
         ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided",
          "only-base", AGAIN),
         ([BASE, handmade.row("trt", ms=None, status="unsupported")], "memory", "undecided", "only-base", "engines"),
