@@ -194,13 +194,20 @@ def parse_only(options: Sequence[str]) -> Filter | None:
 
 
 def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Split "label=H200,price_source=a list, of May" into keys and values. Raises ConfigError."""
+    """Split "label=H200,price_source=a list, of May" into keys and values. Raises ConfigError.
+
+    In "shape=sequence=32,sequence=128" the second part is another value of `shape`.
+    """
+    last, given = "", ""
     for part in filter(None, re.split(r",(?=\s*\w+\s*=)", text)):
         key, equals, value = (piece.strip(" ,") for piece in part.partition("="))
+        if key not in valid and "=" in given:
+            key, value = last, part.strip(" ,")
         if not equals or not value:
             raise ConfigError(f"{option}: '{part}' is not of the form key=value")
         if key not in valid:
             raise ConfigError(f"{option}: unknown key '{key}'{nearest(key, valid)}")
+        last, given = key, value
         yield key, value
 
 

@@ -214,6 +214,11 @@ def test_only_refuses_what_it_does_not_understand_or_nobody_has(condition, says)
         ["model=vgg16", "model=alexnet,batch_size=1"]
     )
     assert Filter.of({"batch_size": "4"}).conditions == {"batch_size": [4]}
+    sizes = parse_only(["shape=sequence=32/height=8,sequence=128/height=8,model=vgg16"])
+    assert sizes and sizes.conditions == {
+        "shape": ["sequence=32/height=8", "sequence=128/height=8"],
+        "model": ["vgg16"],
+    }
 
 
 @pytest.mark.parametrize(
