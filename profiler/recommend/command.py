@@ -249,6 +249,8 @@ def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
     except NotExported as error:
         print(f"--export {folder}: nothing was written: {error}", file=sys.stderr)
         return 1
+    if choice.doubt is not None:
+        print(f"It is not proven best: {choice.doubt}", file=sys.stderr)
     print(f"It takes {sizes}.", file=sys.stderr)
     print(f"Exported: {winner['name']} to {folder}; its README.txt says how to run it", file=sys.stderr)
     return 0

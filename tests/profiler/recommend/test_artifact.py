@@ -147,6 +147,14 @@ def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
     return run
 
 
+def test_an_export_that_is_not_recommended_yet_says_so(profiler, workplace, results, tmp_path):
+    words = "recommend", str(results), "--model", "good", *only("eager"), "--export", "out", "--format", "json"
+    done = profiler(*words, cwd=tmp_path, PROFILER_CACHE=str(workplace / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["doubt"]["code"] == "only-left"
+    assert "It is not proven best: " in done.stderr
+
+
 def run_example(
     artifact: Path, place: Path, *inputs: NDArray[Any], python: str = sys.executable
 ) -> tuple[str, NDArray[Any]]:
