@@ -73,7 +73,7 @@ class Run:
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _several(_ONLY)
-    threads: int | None = _option("Run on this many cores, with a thread each", min=1, metavar="N")
+    threads: int | None = _option("Run on this many cores, idle ones first, with a thread each", min=1, metavar="N")
     quick: bool = _flag("Sample for 0.3 s a case: rough figures, soon; --seconds overrides that")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     max_latency_ms: list[str] = _several(

@@ -26,6 +26,8 @@ from profiler.machine.nvml import Gpu
 DEVICE_WORDS = "auto, cpu, cuda, cuda:1"
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that a run sets itself."""
+_LOOK_SECONDS, _NOTICEABLE = 0.5, 0.2
+"""Time for reading the load of the cores, and the difference of their loads that counts."""
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -132,13 +134,25 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def core_loads() -> dict[int, float]:
+    """Return the share of each usable core that is busy for half a second, idle cores first."""
+    loads = dict(enumerate(psutil.cpu_percent(_LOOK_SECONDS, percpu=True)))
+    shares = {core: loads.get(core, 0.0) / 100 for core in sorted(os.sched_getaffinity(0))}
+    # Among alike cores the first ones: neighbours share a cache and a memory.
+    return dict(sorted(shares.items(), key=lambda pair: pair[1] // _NOTICEABLE))
+
+
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Limit this process, its children and the runtimes' threads to `count` cores. Raises ConfigError for too many."""
+    """Limit this process, its children and the runtimes' threads to `count` cores, idle ones first.
+
+    Raises ConfigError for too many.
+    """
     allowed = os.sched_getaffinity(0)
     if count is not None and count > len(allowed):
         raise ConfigError(f"--threads {count}: this process may use {len(allowed)} cores")
-    os.sched_setaffinity(0, sorted(allowed)[:count])
+    if count is not None and count < len(allowed):
+        os.sched_setaffinity(0, list(core_loads())[:count])
     try:
         yield
     finally:

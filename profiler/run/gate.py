@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-import psutil
 from rich.console import Console
 
 from engines.options import DEVICES, Device
@@ -28,7 +27,7 @@ from profiler.compare.command import parse_limit
 from profiler.errors import WHEN_IDLE, ConfigError
 from profiler.job.case import Case, parse_only
 from profiler.job.config import Config, JobFile
-from profiler.machine.target import resolve_device
+from profiler.machine.target import core_loads, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
@@ -57,8 +56,6 @@ REVISION = "git:"
 _LIMIT, _WITHIN = "5%", "3m"
 _SECONDS = 0.5
 """Sampling time of a process: the spread between processes exceeds the error of half a second's median."""
-_LOOK_SECONDS = 0.5
-"""Time for reading the load of the cores."""
 _MOST_NAMES = 3
 _MODULE_PRESETS: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
 _GRAPH_PRESETS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
@@ -215,10 +212,9 @@ def execute(options: Options, console: Console) -> int:
 def _off_busy_cores() -> Iterator[int]:
     """Leave busy cores to other work, since threads wait for the slowest one; yield the number of busy cores."""
     allowed = os.sched_getaffinity(0)
-    load = dict(enumerate(psutil.cpu_percent(_LOOK_SECONDS, percpu=True)))
-    quietest = sorted(allowed, key=lambda core: load.get(core, 0.0))
-    busy = min(round(sum(load.get(core, 0.0) for core in allowed) / 100), len(allowed) - 1)
-    os.sched_setaffinity(0, quietest[: len(allowed) - busy])
+    loads = core_loads()
+    busy = min(round(sum(loads.values())), len(loads) - 1)
+    os.sched_setaffinity(0, list(loads)[: len(loads) - busy])
     try:
         yield busy
     finally:

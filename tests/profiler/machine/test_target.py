@@ -116,6 +116,17 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler, workplac
         assert row["items_per_usd"] * row["usd_per_million_items"] == pytest.approx(1e6)
 
 
+def test_threads_run_on_idle_cores(monkeypatch):
+    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda *_, percpu: [90.0, 12.0, 0.0, 95.0])
+    usable = set(range(4))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: usable)
+    monkeypatch.setattr(machine.os, "sched_setaffinity", lambda _, cores: usable.intersection_update(cores))
+    with machine.on_cores(2):
+        assert usable == {1, 2}
+    usable.update(range(4))
+    assert list(machine.core_loads()) == [1, 2, 0, 3]
+
+
 def test_threads_are_cores_for_all_that_is_started():
     before = os.sched_getaffinity(0)
     with machine.on_cores(1):
