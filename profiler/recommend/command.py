@@ -35,7 +35,7 @@ from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import Reason, amount, bound, noun
 from profiler.results.result import JUDGED, RANGED, ends_of
-from profiler.results.warning_kinds import DISTURBED, meaning
+from profiler.results.warning_kinds import DISTURBED, footnotes
 from profiler.run.command import BASE, LABELS, refuse_unscored
 from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
@@ -123,7 +123,7 @@ def settling(choice: Choice, folder: str, alike: Sequence[Choice] = ()) -> str |
 
 
 def _measuring_others(base: Row) -> str:
-    """Return the command that measures the engines installed here beside the base, or that lists what is missing."""
+    """Return the command that measures all installed engines; if the base is alone, the one that lists others."""
     place = base["pass"], base["device"], base["precision"], base["model_kind"]
     rows = {preset.name: engine_row(preset.engine) for preset in PRESETS.values()}
     names = usual_engines(base["device"], lambda name: [name] * (unsupported(rows[name], *place) is None))
@@ -267,9 +267,9 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
     for section in _sections(choice):
         print_section(console, section)
     console.print()
-    compared = [cell for cell in (choice.best, choice.runner_up) if cell]
-    for kind, names in grouped((kind, cell["name"]) for cell in compared for kind in cell["footnotes"]).items():
-        console.print(Text(f"{kind} ({', '.join(names)}): {meaning(kind)}", style="dim"))
+    compared = [(cell["name"], cell["footnotes"]) for cell in (choice.best, choice.runner_up) if cell]
+    for line in footnotes(compared):
+        console.print(Text(line, style="dim"))
     if runs:
         _print_export(console, request, choice, runs)
 

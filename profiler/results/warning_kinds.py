@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engines.base import Warning
+from profiler.tables.numbers import grouped, listed
 
 HOST_BOUND, DISTURBED, REMEASURED, NO_CUDA_GRAPH = "host-bound", "disturbed", "remeasured", "no-cuda-graph"
 """Kinds that code names."""
@@ -20,12 +21,14 @@ HOST_BOUND, DISTURBED, REMEASURED, NO_CUDA_GRAPH = "host-bound", "disturbed", "r
 class WarningKind:
     """A kind of warning and its footnote of at most 15 words.
 
-    A row with a `retake` kind is measured again at the end of the run. docs/method.md has the exact rules.
+    A row with a `retake` kind is measured again at the end of the run. docs/method.md has the exact rules. A `caveat`
+    stands below a run's tables: the row's precision or error means less than usual.
     """
 
     kind: str
     meaning: str
     retake: bool = False
+    caveat: bool = False
 
 
 _KINDS = (
@@ -42,22 +45,24 @@ _KINDS = (
     WarningKind("below-floor", "faster than this machine's measured peak or bandwidth allows (`floor_ms`)"),
     WarningKind("outliers", "more than one sample in twenty is outside Tukey's fences; avoid the mean"),
     WarningKind("short-calls", "calls under 50 µs, timed in blocks"),
-    WarningKind("inaccurate", "the error is larger than usual for the precision (docs/method.md)"),
-    WarningKind("no-parity", "outputs whose shape depends on the data or the batch were not compared"),
-    WarningKind("kept-float", "some operators of the .onnx file stay float32"),
+    WarningKind("inaccurate", "the error is larger than usual for the precision (docs/method.md)", caveat=True),
+    WarningKind("no-parity", "outputs whose shape depends on the data or the batch were not compared", caveat=True),
+    WarningKind("kept-float", "some operators of the .onnx file stay float32", caveat=True),
     WarningKind("static-graph", "the model could be exported for one batch size and shape only"),
     WarningKind("no-accuracy", "the outputs could not be scored on the given data"),
     WarningKind("unlabelled", "the data have no labels, so errors are measured and accuracy is not"),
     WarningKind("few-items", "only a part of the given data was scored before the timeout"),
-    WarningKind("calibration", "int8 was calibrated on seeded data, so its error says nothing"),
-    WarningKind("unproven", "the types of convolutions and products could not be seen"),
-    WarningKind("mixed-precision", "some convolutions and products were computed in a wider type"),
-    WarningKind("inaccurate-gradients", "gradients are further from fp64 than is usual at this precision"),
-    WarningKind("unchecked-outputs", "the reference is zero, or the model keeps state or draws random numbers"),
+    WarningKind("calibration", "int8 was calibrated on seeded data, so its error says nothing", caveat=True),
+    WarningKind("unproven", "the types of convolutions and products could not be seen", caveat=True),
+    WarningKind("mixed-precision", "some convolutions and products were computed in a wider type", caveat=True),
+    WarningKind("inaccurate-gradients", "gradients are further from fp64 than is usual at this precision", caveat=True),
+    WarningKind("unchecked-outputs", "the reference is zero, or the model has state or random numbers", caveat=True),
     WarningKind(
-        "unchecked-gradients", "gradients were not compared: they are random, depend on the batch, or lack a reference"
+        "unchecked-gradients",
+        "gradients were not compared: they are random, depend on the batch, or lack a reference",
+        caveat=True,
     ),
-    WarningKind("unchecked", "it fitted, and left no memory for the checks of outputs and types"),
+    WarningKind("unchecked", "it fitted, and left no memory for the checks of outputs and types", caveat=True),
     WarningKind("built-here", "memory includes what building took in the same process"),
     WarningKind("engine-cache", "a cached engine did not load and was built again"),
     WarningKind("cpu-nodes", "ONNX Runtime ran nodes on the CPU"),
@@ -71,6 +76,8 @@ _KINDS = (
     WarningKind("unclosed", "the runtime failed while closing, after everything had been measured"),
 )
 KINDS = {kind.kind: kind for kind in _KINDS}
+CAVEATS = {kind.kind for kind in _KINDS if kind.caveat}
+_NAMED = 4
 
 
 def retaken(warnings: Iterable[Warning]) -> list[Warning]:
@@ -81,6 +88,12 @@ def retaken(warnings: Iterable[Warning]) -> list[Warning]:
 def is_rough(kind: str) -> bool:
     """Return whether rows with that kind of warning are measured again."""
     return kind in KINDS and KINDS[kind].retake
+
+
+def footnotes(cells: Iterable[tuple[str, Iterable[str]]], only_caveats: bool = False) -> list[str]:
+    """Explain each kind of warning once, given the names of cells and the kinds of their warnings."""
+    kinds = grouped((kind, name) for name, kinds in cells for kind in kinds if kind in CAVEATS or not only_caveats)
+    return [f"{kind} ({listed(dict.fromkeys(names), shown=_NAMED)}): {meaning(kind)}" for kind, names in kinds.items()]
 
 
 def meaning(kind: str, otherwise: str = "") -> str:

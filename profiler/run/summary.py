@@ -27,7 +27,7 @@ from profiler.results.cells import GROUP, OK, Row, largest, not_measured
 from profiler.results.choice import ENOUGH, Choice, cell_name, choices, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
-from profiler.results.warning_kinds import is_rough
+from profiler.results.warning_kinds import footnotes, is_rough
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped, listed, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
@@ -217,9 +217,10 @@ def _print_notes(console: Console, results: pl.DataFrame, cells: pl.DataFrame, p
     rows = results.filter(OK).select("model", "warnings").iter_rows()
     warnings = ((model, Warning.parse(text)) for model, texts in rows for text in texts or ())
     lines += dict.fromkeys(_NOTES[w.kind].format(model, w.text) for model, w in warnings if w.kind in _NOTES)
-    footnotes = cells.filter(OK)["footnotes"].to_list()
-    if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
-        lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
+    measured = cells.filter(OK).to_dicts()
+    if rough := sum(any(map(is_rough, cell["footnotes"])) for cell in measured):
+        lines.append(f"Rough: {rough} of {counted(len(measured), 'figure')}; other work ran, or clocks contradict.")
+    lines += footnotes(((cell_name(cell), cell["footnotes"]) for cell in measured), only_caveats=True)
     without_ends = cells.filter(OK, pl.col("latency_low_ms").is_null(), pl.col("latency_ms") > 0)
     if processes := without_ends["measured"].to_list():
         several = f", or one quiet of {max(processes)}" * (max(processes) > 1)

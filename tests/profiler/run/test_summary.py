@@ -187,6 +187,14 @@ def test_a_note_says_what_busy_means_where_a_cell_is(reach):
 # Single layers: one table a layer
 
 
+def test_a_note_says_which_precisions_and_errors_mean_less():
+    warnings = [["calibration: seeded", "drift: 3 %"], ["calibration: seeded", "mixed-precision: half"]]
+    rows = [row(name, "int8", ms=1.0, warnings=kinds) for name, kinds in zip(("a", "b"), warnings, strict=True)]
+    text = " ".join(printed(row("eager"), *rows).split())
+    assert all(f" {note}: " in text for note in ("calibration (a int8 and b int8)", "mixed-precision (b int8)"))
+    assert "drift" not in text, "its interval has it"
+
+
 def layer(name: str, variant: str, *parts: float, **more: Any) -> dict[str, Any]:
     times = dict(zip(("forward_ms", "grad_input_ms", "grad_weight_ms"), parts, strict=True))
     place = {**TRAINING, "batch_size": 16, "model_kind": "layer", "flops_per_item": 3e9, "backward_ms": None}
