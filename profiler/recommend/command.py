@@ -321,6 +321,8 @@ def _print_next(console: Console, choices: Sequence[tuple[Choice, str]]) -> None
     commands = (settling(choice, folder, alike) for (_, folder), (choice, *alike) in kinds.items())
     for command in dict.fromkeys(filter(None, commands)):
         say(console, f"Next: {command}")
+    if {code for code, _ in kinds} & {"busy", "disturbed"}:
+        say(console, "On a machine that is always busy, compare two engines as docs/first-run.md says.", "dim")
 
 
 def _can_export(answer: Answer) -> bool:

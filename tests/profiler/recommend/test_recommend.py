@@ -461,9 +461,12 @@ def test_doubts_that_one_command_settles_name_it_once(tmp_path):
     disturbed = [{**each, "model": "disturbed", "warnings": ["disturbed: x"]} for each in busy]
     waiting = [row("ort", ms=None, model=name, status="waiting") for name in ("unreached", "base")]
     folder = written(tmp_path / "run", run(*busy, *disturbed, *waiting, row("eager", model="base", **base)))
-    nexts = [line for line in order(folder)[1].splitlines() if line.startswith("Next: ")]
+    text = order(folder)[1]
+    nexts = [line for line in text.splitlines() if line.startswith("Next: ")]
     resume = f"Next: python -m profiler --resume {folder}"
     assert nexts == [f"{resume} --retry --wait-for-idle 10", resume]
+    assert text.count("docs/first-run.md") == 1
+    assert "docs/first-run.md" not in order(folder, model="base")[1], "nothing ran beside it"
 
 
 def test_the_base_alone_is_no_lack_of_engines_if_only_left_the_others_out(tmp_path):
