@@ -78,10 +78,6 @@ def _is_factory(name: str) -> bool:
     return bool(module and function) and ":" not in function and not module.endswith(".py")
 
 
-def _is_metric(word: str) -> bool:
-    return word in METRICS or _is_factory(word)
-
-
 def _data(word: str, info: ValidationInfo) -> str:
     """Check the name of a function, or make a path absolute."""
     if is_function(word):
@@ -138,7 +134,8 @@ Arrays = Annotated[
     BelowYaml, _must(lambda path: named_files.exists(path) and any(path.glob("*.npy")), "there are no .npy files in {}")
 ]
 Data = Annotated[str, AfterValidator(_data)]
-Metric = Annotated[str, _must(_is_metric, f"'{{}}' is no metric; valid: {', '.join(METRICS)}, package.module:function")]
+_METRICS = f"'{{}}' is no metric; valid: {', '.join(METRICS)}, package.module:function"
+Metric = Annotated[str, _must(lambda word: word in METRICS or _is_factory(word), _METRICS)]
 Factory = Annotated[str, _must(_is_factory, "'{}' is not of the form package.module:function, without .py, or hf:NAME")]
 Folder = Annotated[BelowYaml, AfterValidator(lambda path: Path(os.path.realpath(path)))]
 
