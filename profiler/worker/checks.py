@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,13 +40,11 @@ from profiler.worker import parity
 from profiler.worker.accuracy import has_labels
 from profiler.worker.parity import FP16_ENDS, Pair
 from profiler.worker.ranked_rows import matched
-from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
+from profiler.worker.task import Task, graph_of, has_checked_gradients, microbatch, usual_items
 
 _LISTED = 3
 """Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-_TIME_SHARE = 0.1
-"""Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
 _finite = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Replace non-finite errors by 0: they say nothing about usual ones."""
 _NOT_FINITE = "loss or outputs are not finite"
@@ -66,33 +62,20 @@ _DOUBTS = {
 """Why a reference with this doubt checks no gradients."""
 
 
-class Allowance(NamedTuple):
-    """Seconds that limit comparing further items: `spent` on the case, `remaining` for it, and a `call`'s."""
-
-    spent: float
-    remaining: float
-    call: float
-
-    def allows(self, items: int, seconds: float) -> bool:
-        """Allow one more run after `seconds`: without limit up to REFERENCE_ITEMS, then a tenth of the case's time."""
-        limit = self.remaining if items < REFERENCE_ITEMS else min(self.remaining, _TIME_SHARE * self.spent)
-        return seconds + self.call < limit
-
-
 def verify(
     task: Task,
     session: Session,
     outputs: Sequence[Array],
     result: Result,
-    allowance: Allowance | None = None,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> None:
     """Compare outputs or gradients with the reference, and the proof with the request; fail a row that differs.
 
-    Compares items beyond the batch while the `allowance` lasts.
+    Compares all items of the reference while `has_time()`.
     """
     case, model = task.case, task.prepared
     if case.pass_ == "inference" and model.reference(case) is not None:
-        _check_outputs(task, session, outputs, result, allowance)
+        _check_outputs(task, session, outputs, result, has_time)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
@@ -118,13 +101,13 @@ def _check_outputs(
     session: Session,
     outputs: Sequence[Array],
     result: Result,
-    allowance: Allowance | None,
+    has_time: Callable[[], bool],
 ) -> None:
     """Judge the outputs by the model's reference: first the measured batch alone, whose errors others might hide."""
     case, model = task.case, task.prepared
     file = model.reference(case)
     assert file is not None
-    reference, start = parity.Outputs.read(file), perf_counter()
+    reference = parity.Outputs.read(file)
     if reference.unsteady:
         _note_unsteady(session, outputs, reference.unsteady, result)
         return
@@ -136,7 +119,9 @@ def _check_outputs(
     finding = parity.judge(case.precision, list(map(parity.compare, pairs)), drawn, wrong)
 
     def goes_on(items: int) -> bool:
-        return bool(allowance and items < reference.items and allowance.allows(items, perf_counter() - start))
+        if items < reference.items and not has_time():
+            raise TimeoutError("the timeout is near")
+        return items < reference.items
 
     if not problems and not isinstance(finding, str):
         try:

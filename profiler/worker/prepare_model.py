@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import math
 import re
 import sys
 import tempfile
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 from torch._dynamo import device_interface
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 import engines
 from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, ignore
@@ -74,7 +76,7 @@ from profiler.worker.task import (
 _CUDA_NOT_INITIALIZED = 3
 """https://docs.nvidia.com/cuda/cuda-driver-api, CUresult."""
 _CPU_SECONDS = 60.0
-"""Seconds for a model's reference outputs on the CPU: every network of the catalog needs less."""
+"""Seconds for a model's reference outputs on the CPU, and for its further items: the catalog's networks need less."""
 _FIRST_BYTES = 2**30
 """Most bytes of a reference's outputs for the measured batch."""
 _EXACT_SECONDS = 5.0
@@ -83,8 +85,8 @@ _ROUNDING = 1e-4
 """Largest relative L2 error of fp32 to float64 that rounding explains."""
 _FP32_SHARE = 0.1
 """ONNX Runtime's error is due to fp32 if onnx's evaluator in fp32 has at least this share of it."""
-_FURTHER_SECONDS = 3.0
-"""Seconds for items beyond the first run."""
+_FURTHER_WORK = 11 * 10**11
+"""Most FLOPs of an item times the square of the number of items: 7 texts in BERT, 17 images in ResNet-18."""
 _FURTHER_BYTES = 2**27
 """Most bytes of outputs of all items, unless the first run alone exceeds them."""
 
@@ -253,7 +255,8 @@ def cached_reference(
     key = digest([source_key(source), *code, batch, MOST_REFERENCE_ITEMS, str(engine.__version__)])
 
     def produce(path: Path) -> None:
-        outputs = _take_outputs(source, specs, state, fixed_batch(specs) or batch)
+        counted = cached_cost(source, specs, cache, source.onnx) if source.onnx else Cost()
+        outputs = _take_outputs(source, specs, state, counted.inference, fixed_batch(specs) or batch)
         if source.labels:
             check_metric(source, outputs)
         outputs.save(path)
@@ -261,9 +264,11 @@ def cached_reference(
     return cache.entry("reference", key, ".npz", checked(source, produce))[0]
 
 
-def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int) -> parity.Outputs:
+def _take_outputs(
+    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, flops: int | None, batch: int
+) -> parity.Outputs:
     """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS or a single one."""
-    alone, affordable, run = None, batch, partial(_run, settings.read(), source, specs, state)
+    alone, affordable, run = None, batch, partial(_run, settings.read(), source, specs, state, flops)
     if batch > 1 and fixed_batch(specs) is None:
         with contextlib.suppress(ModelError):  # Some models cannot run a single item.
             alone, seconds, size = run(1, first=batch - 1, is_single=True)
@@ -294,14 +299,15 @@ def _run(
     source: ModelSource,
     specs: Sequence[TensorSpec],
     state: Path | None,
+    flops: int | None,
     batch: int,
     first: int = 0,
     is_single: bool = False,
 ) -> tuple[parity.Outputs, float, int]:
     """Run a batch, from the item `first` on, in the engine for references, then affordable further batches.
 
-    Return also the seconds and the bytes of outputs of the first run. `is_single` skips further batches. Restores the
-    `usual` settings first, which an earlier run may have changed.
+    Return also the seconds and the bytes of outputs of the first run. `is_single` skips further batches. `flops`
+    are those of one item in a graph. Restores the `usual` settings: an earlier run may have changed them.
     """
     settings.put_back(usual)
     engine, reference = reference_of(source.kind)
@@ -348,18 +354,21 @@ def _run(
     if source.onnx is not None and (exact := _exact(source.onnx, specs, inputs, names, outputs)):
         return stacked([exact], maker="onnx-float64"), seconds, size
     runs, items = [outputs], distinct_items(specs) or MOST_REFERENCE_ITEMS
-    limit = batch * affordable_runs(batch, seconds, size, items)
+    flops = _flops(session, batch) if source.onnx is None else flops
+    limit, end = batch * affordable_runs(batch, flops, size, items), perf_counter() + _CPU_SECONDS
     try:
-        runs += parity.further_runs(session, specs, batch, outputs, lambda items: items < limit)
+        runs += parity.further_runs(session, specs, batch, outputs, lambda n: n < limit and perf_counter() < end)
     except Exception:  # The first run suffices.
         traceback.print_exc()
+    is_late = perf_counter() >= end
     # A graph remembers no call, and a graph of trees may give equal outputs for all inputs.
     repeats = source.own_graph is None and _repeats(runs)
     # Drawn here, since `inputs` may be the session's memory, which further runs have overwritten.
     if repeats and all(map(np.array_equal, *(seeded_inputs(specs, batch, first=item) for item in (0, batch)))):
         repeats = _repeats([outputs, *_of_drawn_inputs(session, specs, batch)])
     remembers = "the model returns its last outputs for other inputs" if repeats else ""
-    return stacked(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
+    # A machine's load must not decide how many items are compared.
+    return stacked(runs[: 1 if remembers or is_late else None], unsteady=remembers), seconds, size
 
 
 def held_state(model: object) -> dict[str, list[Any]]:
@@ -458,10 +467,25 @@ def _distance(ours: Sequence[Array], exact: Sequence[Array]) -> float:
     return max(error if np.isfinite(error) else np.inf for error in errors)
 
 
-def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
-    """Return the number of batches to run for at most `items`, if each takes `seconds` and `size` bytes."""
-    limit = min(-(-items // batch), max(1, MOST_REFERENCE_ITEMS // batch))
-    return max(1, min(limit, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
+def affordable_runs(batch: int, flops: int | None, size: int, items: int) -> int:
+    """Return the number of batches to run for at most `items`, if an item has `flops` and a batch `size` bytes.
+
+    No clock decides, so that equal cases compare equal items. With unknown FLOPs REFERENCE_ITEMS suffice.
+    """
+    affordable = REFERENCE_ITEMS if flops is None else math.isqrt(_FURTHER_WORK // max(flops, 1))
+    limit = min(-(-items // batch), min(affordable, MOST_REFERENCE_ITEMS) // batch)
+    return max(1, min(limit, _FURTHER_BYTES // max(size, 1)))
+
+
+def _flops(session: Session, batch: int) -> int | None:
+    """Count an item's FLOPs in a torch session; return None if that fails."""
+    try:
+        with FlopCounterMode(display=False) as counter:
+            session.run(ignore)
+        return int(counter.get_total_flops()) // batch
+    except Exception:
+        traceback.print_exc()
+        return None
 
 
 def refusal(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], batch: int, model: object) -> str:

@@ -15,7 +15,7 @@ from engines.base import Proof
 from exporters.gradients import Deviation, Gradients
 from exporters.source import ModelSource
 from profiler.job.case import Case
-from profiler.worker.checks import Allowance, judge_gradients, judge_reference, mismatch, remarks
+from profiler.worker.checks import judge_gradients, judge_reference, mismatch, remarks
 
 pytestmark = pytest.mark.slow
 CPU = "CPUExecutionProvider"
@@ -30,14 +30,6 @@ def proof(compute: Any = "float32", ran_on: str = "CUDAExecutionProvider", **mor
     types = {compute: 20} if isinstance(compute, str) else compute
     own = {"compute_types": types, "compute_providers": {ran_on: 20}, "tf32": False, "cuda_graph": False}
     return Proof.from_dict(own | more)
-
-
-def test_further_items_than_a_reference_runs_take_a_tenth_of_the_cases_time():
-    quick, slow = Allowance(spent=10.0, remaining=100.0, call=0.1), Allowance(spent=10.0, remaining=100.0, call=5.0)
-    assert quick.allows(7, 0.0) and quick.allows(62, 0.8)
-    assert not quick.allows(7, 0.95), "the next run would end beyond the tenth"
-    assert slow.allows(1, 0.0) and slow.allows(6, 30.0) and not slow.allows(7, 35.0)
-    assert not slow.allows(7, 96.0), "the case must have ended by then"
 
 
 OWN = replace(case("bf16"), source=ModelSource("mine", factory="a:b", input_shape=(3,)))

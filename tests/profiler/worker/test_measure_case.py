@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -836,10 +838,34 @@ def test_the_parts_of_device_memory_add_up_to_the_peak(readings, declared, expec
 # References.
 
 
-def test_as_many_items_as_time_allows():
-    runs = [(7, 0.1, 1000), (7, 2.0, 1000), (7, 0.1, 2**26), (7, 60.0, 2**30), (100, 0.1, 1000), (5, 0.1, 0)]
+def test_as_many_items_as_flops_and_bytes_allow():
+    runs = [(7, 0, 1000), (7, 10**10, 1000), (7, 0, 2**26), (7, 10**13, 2**30), (100, 0, 1000), (5, 0, 0)]
     assert [affordable_runs(*each, 100) for each in runs] == [9, 1, 2, 1, 1, 12]
-    assert (affordable_runs(8, 0.1, 1000, 5), affordable_runs(8, 0.1, 1000, 20)) == (1, 3)
+    assert (affordable_runs(8, 0, 1000, 5), affordable_runs(8, 0, 1000, 20)) == (1, 3)
+    assert [affordable_runs(1, flops, 0, 100) for flops in (None, 22 * 10**9, 36 * 10**8, 10**13)] == [7, 7, 17, 1]
+
+
+@pytest.mark.parametrize("engine", ["eager", "ort"])
+def test_items_are_compared_by_number_and_fewer_only_at_the_timeout(measure, monkeypatch, engine):
+    one = case(source("deaf"), engine=engine)
+    measure(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring.Bench, "spent", lambda bench: 0.0)
+        result = measure(one)
+        assert (result.figures["error_items"], kinds(result) & STRANGE) == (62, set())
+        patch.setattr(measuring.Bench, "remaining", lambda bench: 0.0)
+        result = measure(one)
+        assert (result.status, result.figures["error_items"], kinds(result) & STRANGE) == ("ok", 2, {"no-parity"})
+
+
+def test_a_reference_has_equal_items_on_a_slow_machine(folder, tmp_path, monkeypatch):
+    made = prepare_model((source("deaf"), folder / "cache"), QUIET)
+    monkeypatch.setattr(preparing, "perf_counter", partial(next, itertools.count(step=0.5)))
+    reference = prepare_reference((source("deaf"), made.state, 1, tmp_path / "cache"), QUIET)
+    assert Outputs.read(reference).items == 63
+    monkeypatch.setattr(preparing, "perf_counter", partial(next, itertools.count(step=9.0)))
+    reference = prepare_reference((source("deaf"), made.state, 1, tmp_path / "slow"), QUIET)
+    assert Outputs.read(reference).items == 1, "a load must not decide between 2 and 62"
 
 
 def test_the_first_run_keeps_its_time_where_later_inputs_are_refused(measure, monkeypatch):
