@@ -138,6 +138,8 @@ def _check_outputs(
             result.warnings.append(Warning("unchecked-outputs", f"{text}, and the CPU is too slow for this one"))
             return
     result.take(parity.judge(case.precision, differences, drawn, wrong))
+    if reference.unread:
+        problems.append(f"tensors in {reference.unread} are not read: return them in lists, dicts or dataclasses")
     if problems:
         result.warnings.append(Warning("no-parity", _some(problems)))
     if differences:

@@ -49,6 +49,8 @@ class Outputs:
     """True if an item's outputs depend on the other items."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """Axis of the items by output, if not the first."""
+    unread: str = ""
+    """Types of objects in the result that may hold further outputs."""
 
     @classmethod
     def of_runs(
@@ -59,12 +61,13 @@ class Outputs:
         unsteady: str = "",
         maker: str = "",
         axes: Sequence[int] = (0,),
+        unread: str = "",
     ) -> Outputs:
         """Stack the outputs of runs. An output's axis of items is the first of `axes` with the batch's size."""
         arrays = dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True))
         sizes = {name: array.shape[1:] for name, array in arrays.items()}
         item_axes = {name: next((x for x in axes if s[x : x + 1] == (batch,)), 0) for name, s in sizes.items()}
-        return cls(arrays, batch, unsteady, maker, axes=item_axes)
+        return cls(arrays, batch, unsteady, maker, axes=item_axes, unread=unread)
 
     def beside(self, other: Outputs) -> Outputs:
         """Return these outputs with axes of items found by comparison with `other`, of another batch size.
@@ -106,7 +109,7 @@ class Outputs:
 
     def save(self, path: Path) -> None:
         members = {f"{number} {name}": array for number, (name, array) in enumerate(self.arrays.items())}
-        facts = {"batch": self.batch, "unsteady": self.unsteady, "maker": self.maker, "dependent": self.dependent}
+        facts = {name: getattr(self, name) for name in ("batch", "unsteady", "maker", "dependent", "unread")}
         axes = [self.axes.get(name, 0) for name in self.arrays]
         np.savez(path, **facts, axes=axes, **members)  # type: ignore[arg-type]
 
@@ -114,8 +117,8 @@ class Outputs:
     def read(cls, path: Path) -> Outputs:
         with np.load(path) as file:
             arrays = {key.partition(" ")[2]: file[key] for key in file.files if " " in key}
-            facts = int(file["batch"]), str(file["unsteady"]), str(file["maker"]), bool(file["dependent"])
-            return cls(arrays, *facts, axes=dict(zip(arrays, map(int, file["axes"]), strict=True)))
+            facts = {name: file[name].item() for name in ("batch", "unsteady", "maker", "dependent", "unread")}
+            return cls(arrays, **facts, axes=dict(zip(arrays, map(int, file["axes"]), strict=True)))
 
 
 def alike(first: Sequence[Array], second: Sequence[Array]) -> bool:

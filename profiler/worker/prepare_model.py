@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import inspect
 import math
@@ -13,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +36,7 @@ from engines.requirements import explain
 from exporters import settings
 from exporters.build_model import has_images, hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
-from exporters.calls import call, chosen, content
+from exporters.calls import call, chosen, content, tensors_in
 from exporters.errors import sentence, text_of
 from exporters.factories import called_once
 from exporters.float64 import evaluate, with_exact_sigmoids
@@ -92,6 +94,8 @@ _FURTHER_BYTES = 2**27
 
 _PLAIN = (int, float, str, bool, bytes, type(None))
 """Types of attributes that are a module's state, besides tensors."""
+_NO_TENSORS = (*_PLAIN, complex, range, Enum, np.generic, torch.device, torch.dtype)
+"""Types of results that hold no tensors."""
 _MODULE = vars(nn.Module()).keys()
 """Attributes of every module."""
 
@@ -307,7 +311,7 @@ def _run(
     """Run a batch, from the item `first` on, in the engine for references, then affordable further batches.
 
     Return also the seconds and the bytes of outputs of the first run. `is_single` skips further batches. `flops`
-    are those of one item in a graph. Restores the `usual` settings: an earlier run may have changed them.
+    counts one item of a graph. Restores the `usual` settings: an earlier run may have changed them.
     """
     settings.put_back(usual)
     engine, reference = reference_of(source.kind)
@@ -334,7 +338,8 @@ def _run(
             kind = type(getattr(session, "result", None)).__qualname__
             raise source.error(f"it returned {kind} without a tensor; return tensors, as a list, dict or dataclass too")
         chosen(source.outputs, names)
-        stacked = partial(parity.Outputs.of_runs, names, batch=batch, axes=parity.axes_of(specs))
+        unread = ", ".join(dict.fromkeys(unread_types(getattr(session, "result", None))))
+        stacked = partial(parity.Outputs.of_runs, names, batch=batch, axes=parity.axes_of(specs), unread=unread)
         session.run(ignore)
         again = session.outputs()
     except (ModelError, Unsupported):
@@ -369,6 +374,19 @@ def _run(
     remembers = "the model returns its last outputs for other inputs" if repeats else ""
     # A machine's load must not decide how many items are compared.
     return stacked(runs[: 1 if remembers or is_late else None], unsteady=remembers), seconds, size
+
+
+def unread_types(result: Any) -> Iterator[str]:
+    """Name the types in a result that may hold tensors and that `tensors_in` passes over."""
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, Mapping):
+            yield from unread_types(list(leaf.values()))
+        elif isinstance(leaf, list | tuple):
+            yield from unread_types(list(leaf))
+        elif dataclasses.is_dataclass(leaf):
+            yield from unread_types([getattr(leaf, part.name) for part in dataclasses.fields(leaf)])
+        elif type(leaf) is not object and not isinstance(leaf, _NO_TENSORS) and not any(tensors_in(leaf)):
+            yield type(leaf).__qualname__
 
 
 def held_state(model: object) -> dict[str, list[Any]]:

@@ -118,6 +118,16 @@ def noisy():
     return product(lambda self, x: self.last(x + torch.randn_like(x)))
 
 
+class Hidden:
+    def __init__(self, states):
+        self.states = states
+
+
+def hiding():
+    """Outputs beside an object that holds another one."""
+    return product(lambda self, x: (self.last(x), Hidden(x.exp())))
+
+
 def first():
     return product(lambda self, x: self.last(x[:1]).expand(len(x), -1, -1))
 
@@ -762,6 +772,13 @@ def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure, tmp_p
     result = measure(given)
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
     assert (text, result.drawn) == ("the reference is zero, so computing nothing would pass", None)
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_outputs_in_an_object_are_not_compared_in_silence(measure, engine):
+    result = measure(case(source("hiding"), engine=engine))
+    assert (result.status, kinds(result) & STRANGE) == ("ok", {"no-parity"})
+    assert "Hidden" in next(warning.text for warning in result.warnings if warning.kind == "no-parity")
 
 
 def test_further_items_that_do_not_run_are_told_and_lose_nothing(measure, monkeypatch):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from profiler.worker.prepare_model import changed_places, held_state
+from profiler.worker.prepare_model import changed_places, held_state, unread_types
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +44,28 @@ def test_the_place_that_changed_is_named(change: Callable[[Any], object], places
 
 def test_parameters_in_lists_are_not_copied():
     assert held_state(nn.LSTM(2, 2))["_flat_weights"] == []
+
+
+@dataclass
+class Logits:
+    logits: Any
+
+
+class Holder:
+    def __init__(self, logits: Any) -> None:
+        self.logits = logits
+
+
+@pytest.mark.parametrize(
+    ("make", "types"),
+    [
+        (lambda x: x, []),
+        (lambda x: (x, None, object(), 2.5, "word", x.dtype, x.shape, {"a": [x]}, UserDict(a=x), Logits(x)), []),
+        (lambda x: (x, Holder(x)), ["Holder"]),
+        (lambda x: {"a": x, "b": [x, {x}, Logits(Holder(x))]}, ["set", "Holder"]),
+        (lambda x: (x, UserDict(a=(part for part in x)), x.numpy()), ["generator", "ndarray"]),
+    ],
+    ids=["tensor", "containers", "object", "nested", "mapping"],
+)
+def test_parts_of_a_result_that_may_hide_tensors_are_named(make: Callable[[Any], Any], types: list[str]):
+    assert list(unread_types(make(torch.zeros(2)))) == types
