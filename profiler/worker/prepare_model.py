@@ -395,13 +395,25 @@ def held_state(model: object) -> dict[str, list[Any]]:
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
         attributes = {name: value for name, value in vars(module).items() if name not in _MODULE}
         for name, value in {**module._buffers, **attributes}.items():
-            leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (torch.Tensor, *_PLAIN))]
+            leaves = [leaf for leaf in _leaves(value) if isinstance(leaf, (torch.Tensor, *_PLAIN))]
             leaves = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]  # An LSTM lists its own.
             values[f"{path}.{name}".lstrip(".")] = [
                 (leaf.dtype, leaf.shape, bytes(content(leaf))) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
                 for leaf in leaves
             ]
     return values
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return the leaves of nested containers, which may hold themselves."""
+    visited = dict[int, Any]()
+
+    def repeats(part: Any) -> bool:
+        is_known = id(part) in visited
+        visited[id(part)] = part  # Kept alive, so that no other object gets its id.
+        return is_known
+
+    return tree_leaves(value, is_leaf=repeats)
 
 
 def changed_places(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> list[str]:

@@ -34,7 +34,8 @@ def test_the_place_that_changed_is_named(change: Callable[[Any], object], places
     held = {"h": torch.zeros(3), "sparse": torch.eye(3).to_sparse(), "conjugated": torch.tensor([1j]).conj()}
     for name, tensor in held.items():
         inner.register_buffer(name, tensor)
-    vars(inner).update(cache=[], calls=0, _last=torch.zeros(3))
+    vars(inner).update(cache=[torch.zeros(3)], calls=0, _last=torch.zeros(3))
+    inner.cache.insert(0, inner.cache)
     model = nn.ModuleDict({"inner": inner})
     before = held_state(model)
     change(inner)
