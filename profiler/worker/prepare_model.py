@@ -64,6 +64,7 @@ from profiler.processes.process import serve
 from profiler.worker import parity
 from profiler.worker.accuracy import check_metric
 from profiler.worker.memory import holding
+from profiler.worker.ranked_rows import matched
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
@@ -295,7 +296,9 @@ def _take_outputs(
         raise
     if alone is not None and together.maker:
         alone = _in_float64(source, specs, alone, affordable - 1)
-    return together if alone is None or together.unsteady else together.with_item(alone, affordable - 1)
+    if alone is None or together.unsteady:
+        return together
+    return together.with_item(alone, affordable - 1, partial(matched, precision="fp32"))
 
 
 def _run(

@@ -20,18 +20,20 @@ _ROWS = range(8, 1001)
 def matched(pairs: Sequence[Pair], precision: str) -> list[Pair]:
     """Put our rows of ranked lists into the reference's order, where their scores differ less than the precision does.
 
-    Rows are on axis 1 of outputs by item, and lists of equal length share them. A score is a column that descends on
-    both sides, and is not constant in the reference. It keeps its place, so that a list of scores alone, such as a
-    survival curve, stays as it is.
+    Rows are on axis 1 of outputs by item, on axis 0 of others, and lists of equal length share them. A score is a
+    column that descends on both sides, and is not constant in the reference. It keeps its place, so that a list of
+    scores alone, such as a survival curve, stays as it is.
     """
-    lists: dict[int, list[int]] = {}
+    lists: dict[tuple[int, ...], list[int]] = {}
     for place, pair in enumerate(pairs):
-        is_list = pair.by_item and pair.truth.ndim > 1 and pair.truth.shape[1] in _ROWS
-        if is_list and pair.truth.size and np.isfinite(pair.ours).all() and np.isfinite(pair.truth).all():
-            lists.setdefault(pair.truth.shape[1], []).append(place)
+        shape = pair.truth.shape if pair.by_item else (1, *pair.truth.shape)
+        is_list = len(shape) > 1 and shape[1] in _ROWS and pair.truth.size and pair.ours.shape == pair.truth.shape
+        if is_list and np.isfinite(pair.ours).all() and np.isfinite(pair.truth).all():
+            lists.setdefault(shape[:2], []).append(place)
     result = list(pairs)
-    for places in lists.values():
-        ours, truth = ([_columns(getattr(pairs[p], side)) for p in places] for side in ("ours", "truth"))
+    for shape, places in lists.items():
+        sides = ([getattr(pairs[place], side) for place in places] for side in ("ours", "truth"))
+        ours, truth = ([array.reshape(*shape, -1) for array in arrays] for arrays in sides)
         scores = list(map(_are_scores, ours, truth))
         if not any(map(np.any, scores)) or all(map(np.all, scores)):
             continue
@@ -41,10 +43,6 @@ def matched(pairs: Sequence[Pair], precision: str) -> list[Pair]:
             rows = np.where(is_score, columns, np.take_along_axis(columns, order[..., None], axis=1))
             result[place] = replace(pairs[place], ours=rows.reshape(pairs[place].ours.shape))
     return result
-
-
-def _columns(array: Array) -> Array:
-    return array.reshape(*array.shape[:2], -1)
 
 
 def _are_scores(ours: Array, truth: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler.worker.parity import Pair
+from profiler.worker.parity import Outputs, Pair
 from profiler.worker.ranked_rows import matched
 
 ROWS = 12
@@ -48,6 +48,23 @@ def test_rows_that_no_score_explains_keep_their_places(scores, order, differ):
     truth = list_of(scores)
     ours = {name: array[:, order] for name, array in truth.items()} | {"scores": truth["scores"]}
     assert differing(ours, truth) == differ
+
+
+def test_rows_of_an_output_without_items_may_change_places_too():
+    truth = {name: array[0] for name, array in list_of(CLOSE, items=1).items()}
+    ours = {name: array[SWAPPED] for name, array in truth.items()} | {"scores": truth["scores"]}
+    pairs = [Pair(ours[name], truth[name], name) for name in truth]
+    pairs.append(Pair(np.ones((ROWS, 1)), np.ones((ROWS + 1, 1)), "another shape"))
+    assert [np.array_equal(pair.ours, pair.truth) for pair in matched(pairs, "fp32")] == [True, True, True, False]
+
+
+def test_an_item_alone_may_rank_ties_in_another_order():
+    together = Outputs({name: array[None] for name, array in list_of(CLOSE).items()}, 3)
+    alone = {name: array[:, 2:, SWAPPED] for name, array in together.arrays.items()}
+    alone["scores"] = together.arrays["scores"][:, 2:]
+    for scores, is_dependent in ((alone["scores"], False), (alone["scores"] * 0.9, True)):
+        one = Outputs(alone | {"scores": scores}, 1)
+        assert together.with_item(one, 2, lambda pairs: matched(pairs, "fp32")).dependent == is_dependent
 
 
 def test_few_rows_keep_their_places_since_they_may_descend_by_chance():
