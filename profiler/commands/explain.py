@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from profiler.results.columns import LIMITED_BY
 from profiler.results.losses import loss_over, telling_error
 from profiler.results.reading import read_results
 from profiler.results.reasons import Reason
-from profiler.results.run_folder import RunFolder, without_foreign_code
+from profiler.results.run_folder import RunFolder, without_foreign_code, writable
 from profiler.run.prepare import Stages, failure
 from profiler.run.progress import Display
 from profiler.stats.intervals import Verdict, margin, rounds_interval, spread_reach, verdict
@@ -66,7 +67,8 @@ def execute(options: Options, console: Console) -> int:
     why = case.unsupported
     if ENGINES[case.engine].needs == "torch" or graph_of(case) in ("fp32", "native"):
         graph = "no graph" if ENGINES[case.engine].needs == "torch" else f"the {graph_of(case)} graph"
-        why = f"{case.variant} runs {graph} at {case.precision}; give one with a graph of its own, such as ort/int8"
+        why = f"{case.variant} runs {graph} at {case.precision}, so no node of its own is rounded"
+        why += "; explain another, such as ort/int8"
     if case.engine == "trt" and case.precision == "fp16" and (cell["tensorrt_version"] or "").startswith("8."):
         why = "TensorRT 8 chooses the types of layers itself, so it keeps none in float32; explain ort/fp16"
     if why:
@@ -79,7 +81,9 @@ def execute(options: Options, console: Console) -> int:
         say(console, f"Nothing to explain in {name}: {reason}.\n{advice}")
         return 0
     path = options.run.resolve() / "explain" / f"{file_name(str(case.id))}.onnx"
-    path.parent.mkdir(exist_ok=True)
+    with writable(path.parent, "a copy of the run"):
+        path.parent.mkdir(exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
     cores = RunFolder(options.run).read_environment().get("cpu_cores") or usable_cores()
     with on_cores(min(cores, usable_cores())):
         outcome = _explain(case, folders, path, console)
@@ -119,11 +123,11 @@ def _chosen(options: Options) -> tuple[Case, tuple[str, ...], Row]:
     rows = rows.with_columns(configuration=pl.format("{}/{}", "variant", "precision"))
     explainable = {row["configuration"] for row in rows.iter_rows(named=True) if _has_graph(row)}
     if not explainable:
-        advice = "measure some, such as by --engine ort --precision fp32,int8"
         pairs = [(row, engine_row(row["engine"])) for row in rows.iter_rows(named=True)]
         alike = [row["configuration"] for row, e in pairs if e.needs != "torch" and row["precision"] in e.switches]
-        of_fp32 = f" ({listed(dict.fromkeys(alike))}: the fp32 graph)" if alike else ""
-        raise ConfigError(f"{options.run} has no graphs at fp16, bf16 or int8 to explain{of_fp32}; {advice}")
+        of_fp32 = f": {listed(dict.fromkeys(alike))} rounds inside the fp32 graph" if alike else ""
+        advice = "measure one, such as by --engine ort --precision fp32,int8"
+        raise ConfigError(f"{options.run} has no graph at fp16, bf16 or int8 to explain{of_fp32}; {advice}")
     asked = {options.configuration} & {*rows["configuration"]}  # execute() says why it cannot be explained.
     check_choice("--configuration", options.configuration, sorted(explainable | asked))
     rows = rows.filter(configuration=options.configuration)

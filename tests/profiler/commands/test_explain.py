@@ -84,7 +84,7 @@ def test_planted_layer_is_found_and_its_graph_is_accurate(engine, run, bad, fold
     [
         (
             ["--configuration", "ort/fp32"],
-            "ort runs the fp32 graph at fp32; give one with a graph of its own, such as ort/int8",
+            "ort runs the fp32 graph at fp32, so no node of its own is rounded; explain another, such as ort/int8",
         ),
         (["--configuration", "ort/int4"], "--configuration: unknown 'ort/int4'; did you mean 'ort/int8'?"),
         (["--configuration", "x"], "--configuration: unknown 'x'; valid: openvino/int8, ort/int8"),
@@ -100,16 +100,24 @@ def test_refused_requests(words, why, run, folder, command):
     assert why in done.stderr
 
 
+def test_a_run_that_takes_no_graphs_is_refused(run, folder, command, tmp_path):
+    copied = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("explain")))
+    (copied / "explain").touch()
+    done = command("explain", str(copied), "--model", "net", "--configuration", "ort/int8", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{copied}/explain: cannot be written" in done.stderr
+
+
 @pytest.mark.parametrize("configuration", ["ort/int8", "eager/fp32"])
 def test_a_run_without_graphs_says_what_to_measure(configuration, command, tmp_path):
     run = RunFolder.create(tmp_path).path
     handmade.frame([handmade.row("eager"), handmade.row("compiled")]).write_parquet(run / "results.parquet")
     done = command("explain", str(run), "--configuration", configuration, cwd=tmp_path)
-    assert done.returncode == 2 and "to explain; measure some, such as by --engine ort" in done.stderr
+    assert done.returncode == 2 and "to explain; measure one, such as by --engine ort" in done.stderr
     rows = [handmade.row("openvino", precision) for precision in ("fp32", "bf16")]
     handmade.frame(rows).write_parquet(run / "results.parquet")
     done = command("explain", str(run), "--configuration", "openvino/bf16", cwd=tmp_path)
-    assert done.returncode == 2 and "to explain (openvino/bf16: the fp32 graph); measure " in done.stderr
+    assert done.returncode == 2 and "to explain: openvino/bf16 rounds inside the fp32 graph; measure one" in done.stderr
 
 
 def test_of_another_hosts_run_only_the_chosen_models_code_needs_trust(run, tmp_path):
