@@ -21,8 +21,8 @@ def matched(pairs: Sequence[Pair], precision: str) -> list[Pair]:
     """Put our rows of ranked lists into the reference's order, where their scores differ less than the precision does.
 
     Rows are on axis 1 of outputs by item, on axis 0 of others, and lists of equal length share them. A score is a
-    column that descends on both sides, and is not constant in the reference. It keeps its place, so that a list of
-    scores alone, such as a survival curve, stays as it is.
+    column that descends on both sides, or ascends like a distance, and is not constant in the reference. It keeps its
+    place, so that a list of scores alone, such as a survival curve, stays as it is.
     """
     lists: dict[tuple[int, ...], list[int]] = {}
     for place, pair in enumerate(pairs):
@@ -46,9 +46,10 @@ def matched(pairs: Sequence[Pair], precision: str) -> list[Pair]:
 
 
 def _are_scores(ours: Array, truth: Array) -> Array:
-    """Tell which columns descend along the rows of both sides, and are not constant in the reference."""
-    descend = [(side[:, :-1] >= side[:, 1:]).all((0, 1)) for side in (ours, truth)]
-    return np.asarray(np.logical_and.reduce([*descend, (truth != truth[:, :1]).any((0, 1))]))
+    """Tell which columns are in order along the rows of both sides, and are not constant in the reference."""
+    both = np.concatenate([ours, truth])
+    in_order = (both[:, :-1] >= both[:, 1:]).all((0, 1)) | (both[:, :-1] <= both[:, 1:]).all((0, 1))
+    return np.asarray(in_order & (truth != truth[:, :1]).any((0, 1)))
 
 
 def _order(ours: Array, truth: Array, is_score: Array, tolerance: float) -> Array:
