@@ -87,14 +87,15 @@ class Outputs:
         parts = {name: np.stack([a.real, a.imag], axis=-1) for name, a in self.arrays.items() if np.iscomplexobj(a)}
         return replace(self, arrays={**self.arrays, **parts})
 
-    def with_item(self, alone: Outputs, item: int, match: Callable[[list[Pair]], list[Pair]] = list) -> Outputs:
-        """Return these outputs, marked `dependent` if the item's outputs differ from its outputs `alone`.
+    def with_items(self, alone: Outputs, first: int, match: Callable[[list[Pair]], list[Pair]]) -> Outputs:
+        """Return these outputs, marked `dependent` if the outputs of items from `first` on differ from those `alone`.
 
         `match` puts ranked rows into one order.
         """
         together, alone = self.beside(alone), alone.beside(self)
         rows = [(alone.rows(name), together.rows(name)) for name in self.arrays if name in alone.arrays]
-        pairs = [Pair(a[:1], b[[item]], by_item=True) for a, b in rows if a is not None and b is not None]
+        last = first + alone.batch
+        pairs = [Pair(a, b[first:last], by_item=True) for a, b in rows if a is not None and b is not None]
         errors = [compare(pair).error for pair in match(pairs) if pair.ours.shape == pair.truth.shape]
         return replace(together, dependent=any(error > _DEPENDENT for error in errors))
 

@@ -274,14 +274,15 @@ def _take_outputs(
 ) -> parity.Outputs:
     """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS or a single one."""
     alone, affordable, run = None, batch, partial(_run, settings.read(), source, specs, state, flops)
-    if batch > 1 and fixed_batch(specs) is None:
-        with contextlib.suppress(ModelError):  # Some models cannot run a single item.
-            alone, seconds, size = run(1, first=batch - 1, is_single=True)
-            if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > 1:
-                affordable = 1 if seconds * REFERENCE_ITEMS > _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
-    if affordable < batch:
+    for few in (1, 2) if fixed_batch(specs) is None else ():
+        if few < batch and alone is None:
+            with contextlib.suppress(ModelError):  # Batch normalization in training mode cannot run a single item.
+                alone, seconds, size = run(few, first=batch - few, is_single=True)
+                if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > few:
+                    affordable = 1 if seconds * REFERENCE_ITEMS > few * _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
+    if alone is not None and affordable < batch:
         with contextlib.suppress(ModelError):
-            alone = run(1, first=affordable - 1, is_single=True)[0]
+            alone = run(alone.batch, first=max(affordable - alone.batch, 0), is_single=True)[0]
     if affordable == 1 and alone is not None:
         return alone
     try:
@@ -289,16 +290,16 @@ def _take_outputs(
     except ModelError as error:
         if affordable <= REFERENCE_ITEMS:
             if alone is not None:  # The graph's batch is free by name alone.
-                error.args = (f"{error}; it runs at --batch 1",)
+                error.args = (f"{error}; it runs at --batch {alone.batch}",)
             raise
         with contextlib.suppress(ModelError):  # The host may run out of memory before a GPU does.
             return run(REFERENCE_ITEMS)[0]
         raise
     if alone is not None and together.maker:
-        alone = _in_float64(source, specs, alone, affordable - 1)
+        alone = _in_float64(source, specs, alone, affordable - alone.batch)
     if alone is None or together.unsteady:
         return together
-    return together.with_item(alone, affordable - 1, partial(matched, precision="fp32"))
+    return together.with_items(alone, affordable - alone.batch, partial(matched, precision="fp32"))
 
 
 def _run(
@@ -482,13 +483,13 @@ def _evaluated(
 
 
 def _in_float64(
-    source: ModelSource, specs: Sequence[TensorSpec], alone: parity.Outputs, item: int
+    source: ModelSource, specs: Sequence[TensorSpec], alone: parity.Outputs, first: int
 ) -> parity.Outputs | None:
-    """Evaluate one item alone in float64, like its batch; return None if that fails."""
+    """Evaluate items alone in float64, like their batch; return None if that fails."""
     assert source.onnx is not None, "only graphs are evaluated"
-    names, first = list(alone.arrays), [runs[0] for runs in alone.arrays.values()]
-    feeds = dict(zip((spec.name for spec in specs), seeded_inputs(specs, 1, first=item), strict=True))
-    exact = _evaluated(source.onnx, feeds, names, first, double=True)
+    names, outputs = list(alone.arrays), [runs[0] for runs in alone.arrays.values()]
+    feeds = dict(zip((spec.name for spec in specs), seeded_inputs(specs, alone.batch, first=first), strict=True))
+    exact = _evaluated(source.onnx, feeds, names, outputs, double=True)
     if exact is None:
         return None
     return replace(alone, arrays={name: array[None] for name, array in zip(names, exact, strict=True)})

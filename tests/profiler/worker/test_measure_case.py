@@ -118,6 +118,11 @@ def noisy():
     return product(lambda self, x: self.last(x + torch.randn_like(x)))
 
 
+def normalized():
+    """Batch normalization that stays in training mode, and refuses a single item."""
+    return product(lambda self, x: nn.functional.batch_norm(self.last(x)[:, 0], None, None, training=True))
+
+
 class Hidden:
     def __init__(self, states):
         self.states = states
@@ -772,6 +777,12 @@ def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure, tmp_p
     result = measure(given)
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
     assert (text, result.drawn) == ("the reference is zero, so computing nothing would pass", None)
+
+
+@pytest.mark.parametrize(("batch", "warned"), [(4, {"no-parity"}), (2, set())])
+def test_items_that_refuse_to_be_alone_may_depend_on_each_other(measure, batch, warned):
+    result = measure(case(source("normalized"), batch_size=batch))
+    assert (result.status, result.figures["rel_l2_error"], kinds(result) & STRANGE) == ("ok", 0.0, warned)
 
 
 @pytest.mark.parametrize("engine", BOTH)

@@ -64,7 +64,7 @@ def test_an_item_alone_may_rank_ties_in_another_order():
     alone["scores"] = together.arrays["scores"][:, 2:]
     for scores, is_dependent in ((alone["scores"], False), (alone["scores"] * 0.9, True)):
         one = Outputs(alone | {"scores": scores}, 1)
-        assert together.with_item(one, 2, lambda pairs: matched(pairs, "fp32")).dependent == is_dependent
+        assert together.with_items(one, 2, lambda pairs: matched(pairs, "fp32")).dependent == is_dependent
 
 
 def test_few_rows_keep_their_places_since_they_may_descend_by_chance():
