@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from exporters.dataset import item_order, with_dataset
 from exporters.inputs import dimensions_of, input_specs, stored
@@ -79,6 +77,9 @@ def test_the_factory_of_the_page_has_its_inputs(tmp_path, monkeypatch):
 
 
 def test_the_tokens_of_the_page_are_data(tmp_path, monkeypatch):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     (code,) = (code for page, language, code in BLOCKS if (page, language) == ("config.md", "python"))
     monkeypatch.chdir(tmp_path)
     words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2}, "[UNK]"))

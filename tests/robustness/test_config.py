@@ -15,20 +15,22 @@ from profiler.job.case import file_name
 from profiler.job.config import Config, load_config
 from profiler.job.plan import make_plan
 
-hypothesis = pytest.importorskip("hypothesis")
-st = hypothesis.strategies
 KEYS = [*Config.model_fields, "cpu", "cuda", "name", "seconds", "timeout", "factory", "inputs", "range", "dimensions"]
 WORDS = [*CATALOG, *ENGINES, *PRESETS, "training", "fp16", "cuda:1", "models", "a:b", "hf:x", "x.onnx"]
-NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**63, 10**30, 0.5, 1e308]) | st.integers() | st.floats()
-SCALARS = st.sampled_from(WORDS) | NUMBERS | st.text(max_size=300) | st.booleans() | st.none()
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-JOBS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6)
+NUMBERS = [0, -1, 1, 2**31, 2**63, 10**30, 0.5, 1e308]
 MARKS = [*"[]{}'\"#~\t\n\0", "models: ", "- ", ": ", ", ", "\n  ", "&a ", "*a", "<<: ", "? ", "!!int ", "!x ", "|\n"]
-TEXTS = st.lists(st.sampled_from([*MARKS, "---\n", "0x1", ".inf", "alexnet"]) | st.text(max_size=8), max_size=30)
+
+
+def examples(st: Any) -> Any:
+    """Return a strategy of jobs and of texts."""
+    keys, numbers = st.sampled_from(KEYS), st.sampled_from(NUMBERS) | st.integers() | st.floats()
+    values = st.recursive(
+        st.sampled_from(WORDS) | numbers | st.text(max_size=300) | st.booleans() | st.none(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys | st.text(), inner, max_size=4),
+        max_leaves=12,
+    )
+    parts = st.sampled_from([*MARKS, "---\n", "0x1", ".inf", "alexnet"]) | st.text(max_size=8)
+    return st.dictionaries(keys, values, max_size=6) | st.lists(parts, max_size=30)
 
 
 def written(example: Any) -> bytes:
@@ -40,12 +42,13 @@ def written(example: Any) -> bytes:
 
 
 def test_any_text_or_structure_is_a_job_or_refused(soak, tmp_path):
+    hypothesis = pytest.importorskip("hypothesis")
     path, tried, rng = tmp_path / "bench.yaml", 0, next(iter(soak.trials(1)))
 
     @hypothesis.seed(rng.getrandbits(64))
     @hypothesis.settings(max_examples=soak.times(100, 700), database=None, deadline=None,
                          suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
-    @hypothesis.given(JOBS | TEXTS)
+    @hypothesis.given(examples(hypothesis.strategies))
     @hypothesis.example({"exclude": [{"\U00010000": None}]})  # JSON writes it as two surrogates.
     @hypothesis.example(["\n", "!!int "])
     def check(example: Any) -> None:

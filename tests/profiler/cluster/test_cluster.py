@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -20,8 +21,11 @@ from profiler.results.reading import read_runs
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
-pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
 SECONDS = 600  # Of each wait, on a busy machine.
 CLUSTER = """
 import sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from dataclasses import replace
@@ -9,9 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
@@ -51,19 +50,20 @@ FORGED = [None, 3, -1.0, "soon", [], {}, [3], {"host": "x"}, {"host": [None]}, {
 PARTS = ["value", "salvage"]
 
 
-@hypothesis.given(st.sampled_from([*PARTS, *Result.__dataclass_fields__]), st.sampled_from(FORGED), st.booleans())
-def test_whatever_a_process_sends_its_case_has_a_row(part, forged, is_kept):
-    result = Result(case().id, "ok", clock="host", samples={"host": [1.0, 2.0]})
-    outcome = Outcome("ok", entered={"measure": 2.0, "check": 3.0})
-    if part in PARTS:
-        outcome = replace(outcome, **{part: forged})
-    else:
-        result = replace(result, **{part: forged})
-    outcome = replace(outcome, salvage=Kept(result, Stage.COMPLETE)) if is_kept else replace(outcome, value=result)
-    found = supervised(Path(), None, None)._result(case().id, outcome)
-    assert found.case_id == case().id
-    assert Result.from_json(found.to_json()).status == found.status
-    assert found.status == "crashed" or found.latency_ms == 1.5
+def test_whatever_a_process_sends_its_case_has_a_row():
+    supervisor = supervised(Path(), None, None)
+    for part, forged, is_kept in itertools.product([*PARTS, *Result.__dataclass_fields__], FORGED, (True, False)):
+        result = Result(case().id, "ok", clock="host", samples={"host": [1.0, 2.0]})
+        outcome = Outcome("ok", entered={"measure": 2.0, "check": 3.0})
+        if part in PARTS:
+            outcome = replace(outcome, **{part: forged})
+        else:
+            result = replace(result, **{part: forged})
+        outcome = replace(outcome, salvage=Kept(result, Stage.COMPLETE)) if is_kept else replace(outcome, value=result)
+        found = supervisor._result(case().id, outcome)
+        assert found.case_id == case().id
+        assert Result.from_json(found.to_json()).status == found.status
+        assert found.status == "crashed" or found.latency_ms == 1.5, (part, forged, is_kept)
 
 
 def process(call: Call, tick: object) -> Outcome:
