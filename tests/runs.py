@@ -42,13 +42,22 @@ class Finished:
 
 
 def finish(
-    profiler: Profiler, folder: Path, job: str | None, *arguments: str, code: int = 0, **variables: str
+    profiler: Profiler,
+    folder: Path,
+    job: str | None,
+    *arguments: str,
+    code: int = 0,
+    report: bool = False,
+    **variables: str,
 ) -> Finished:
-    """Write the job into a folder, unless it is None, and run it there; the folder then holds one run."""
+    """Write the job into a folder, unless it is None, and run it there; the folder then holds one run.
+
+    A report takes as long as a case: only tests that read it ask for one.
+    """
     if job is not None:
         (folder / "job.yaml").write_text(job)
         arguments = ("job.yaml", *arguments)
-    done = profiler(*arguments, cwd=folder, **variables)
+    done = profiler(*arguments, *([] if report else ["--no-report"]), cwd=folder, **variables)
     print(done.stdout)
     assert done.returncode == code, done.stdout + done.stderr
     (run,) = (folder / "results").iterdir()

@@ -84,7 +84,7 @@ def folder(profiler: Run, exports: Cache, tmp_path_factory: pytest.TempPathFacto
             patch.setitem(rows_of, "reference", None)
         exec(REGISTERED, {"__name__": __name__})
         patch.setattr(process.Child, "__init__", registered)
-        done = profiler("job.yaml", "--output", "one", cwd=place, PROFILER_CACHE=str(exports.root))
+        done = profiler("job.yaml", "--output", "one", "--no-report", cwd=place, PROFILER_CACHE=str(exports.root))
         assert done.returncode == 0, done.stdout + done.stderr
         (made,) = (place / "one").iterdir()
         made.rename(place / "one" / "run")

@@ -38,7 +38,7 @@ def rows_of(names: Iterable[str], folder: Path, start: Profiler) -> dict[str, di
         f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.25, repeats: 0}}\n"
         "exclude: [{replicate: [1, 2]}]\n"
     )
-    start("job.yaml", cwd=folder)
+    start("job.yaml", "--no-report", cwd=folder)
     (path,) = folder.glob("results/*/results.parquet")
     return {row["model"]: row for row in pl.read_parquet(path).to_dicts()}
 

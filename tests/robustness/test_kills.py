@@ -207,12 +207,12 @@ def test_one_run_writes_into_a_folder(soak, tmp_path):
     for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))
         variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
-        first, count = Run("job.yaml", cwd=place, **variables), rng.randint(0, 1)
+        first, count = Run("job.yaml", "--no-report", cwd=place, **variables), rng.randint(0, 1)
         path = until(lambda: [*place.glob("results/*/bench.yaml")])[0].parent  # noqa: B023
         until(lambda: len(journal(path)) >= count)  # noqa: B023
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(SECONDS)
-        both = [Run("--resume", str(path), cwd=place, **variables) for _ in range(2)]
+        both = [Run("--resume", str(path), "--no-report", cwd=place, **variables) for _ in range(2)]
         codes = [each.wait(SECONDS) for each in both]
         if not set(codes) <= {0, 2} or 0 not in codes or any("Traceback" in each.err for each in both):
             wrong.append(f"two: {codes} {both[0].err[-500:]} {both[1].err[-500:]}")

@@ -57,7 +57,7 @@ def test_each_gets_its_status_and_good_ones_their_figures(soak, tmp_path):
         folder = tmp_path / str(rng.trial)
         right = workplace(folder, rng)
         hanging = [name for name, statuses in right.items() if "timeout" in statuses]
-        run = Run("job.yaml", cwd=folder, hanging=hanging, PROFILER_CACHE=str(folder / "cache"))
+        run = Run("job.yaml", "--no-report", cwd=folder, hanging=hanging, PROFILER_CACHE=str(folder / "cache"))
         resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
         found["hangs"] += (code := run.wait(SECONDS)) is None
         found["orphans"] += len(left := run.left_behind())

@@ -92,7 +92,7 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path, cluster):
         return {(folder.name, id_): row for folder in folders for id_, row in RunFolder(folder).results().items()}
 
     def start(*words: str) -> Run:
-        return Run(*words, "--ray", address, cwd=tmp_path)
+        return Run(*words, "--ray", address, "--no-report", cwd=tmp_path)
 
     first = start("job.yaml")
     until(lambda: first.code is not None or len(results()) >= 4)

@@ -138,7 +138,7 @@ exclude:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
-    return run(with_factories(tmp_path_factory.mktemp("full")), FULL)
+    return run(with_factories(tmp_path_factory.mktemp("full")), FULL, report=True)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     job = f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n"
-    finished = run(workplace, job, AS_IF_QUIET="yes")
+    finished = run(workplace, job, report=True, AS_IF_QUIET="yes")
     processes = dict(finished.rows.group_by("variant").agg(pl.col("replicate").sort()).rows())
     assert processes["eager"] in ([*range(3)], [*range(6)])  # More if the first ones disagree.
     assert processes["ort"] in ([0], [0, 1, 2, 3])

@@ -53,7 +53,7 @@ batch_sizes: [1, 2]
 budget: {seconds: 0.05, min_samples: 3}
 exclude: [{model: [net, weighted, broken], engine: ort}]
 """
-FIRST = ["--only", "batch_size=1"]
+FIRST = ["--only", "batch_size=1", "--no-report"]
 
 
 def write_graph(path: Path, factor: float) -> None:
@@ -101,7 +101,7 @@ def place(begun: Path, tmp_path: Path) -> Path:
 def resume(begun: Path, place: Path, profiler: Profiler) -> Callable[..., CompletedProcess[str]]:
     def start(*arguments: str, **variables: str) -> CompletedProcess[str]:
         variables |= {"PROFILER_CACHE": str(begun / "cache"), "AS_IF_QUIET": "yes"}
-        return profiler("--resume", str(place / "run"), *arguments, cwd=begun, **variables)
+        return profiler("--resume", str(place / "run"), "--no-report", *arguments, cwd=begun, **variables)
 
     return start
 

@@ -61,7 +61,7 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(tmp_path, pro
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"
     )
     given = ["net:make", "--input", "3,32,32", "--batch", "1", "--precision", "fp32", "--engine", "eager"]
-    done = profiler(*given, "--seconds", "0.05", "--search", cwd=tmp_path)
+    done = profiler(*given, "--seconds", "0.05", "--search", "--no-report", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "searching: 1 configuration next to the best" in done.stdout
     (run,) = tmp_path.glob("results/*")
@@ -71,7 +71,7 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(tmp_path, pro
     assert rows.filter(variant="eager").height >= 2
     fastest = rows.group_by("variant").len()["len"].max()
     assert fastest in (2, 3), "what may win is measured in two processes, and in three while it is not told apart"
-    again = profiler("--resume", str(run), cwd=tmp_path)
+    again = profiler("--resume", str(run), "--no-report", cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     after = load(str(run))[0].select(pl.len()).collect().item()
     assert after >= rows.height
@@ -85,7 +85,7 @@ def test_a_case_that_hangs_ends_with_the_time_of_the_run_and_is_no_row(tmp_path,
         "make = Net\n"
     )
     given = ["net:make", "--input", "3,32,32", "--batch", "1,2", "--precision", "fp32", "--engine", "eager"]
-    done = profiler(*given, "--seconds", "0.05", "--within", "12s", cwd=tmp_path)
+    done = profiler(*given, "--seconds", "0.05", "--within", "12s", "--no-report", cwd=tmp_path)
     told = re.search(r"\n(.*) did not fit in 12s, about \d+ s more: eager fp32 b1, b2; ", done.stdout)
     assert told, done.stdout
     left_out = sum(map(int, re.findall(r"(\d+) (?:case|replicate)", told[1])))
