@@ -75,7 +75,7 @@ def published(into: Path, *runs: Path, pages: bool = False) -> str:
 def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_path):
     gone = Warning("no-layers", f"see {HOME}/x.log on {HOST}, says jdoe, {HOME}/runs/20261120T123125Z-tower-7-8c80/y")
     run, into = make(gone, spread={"host/eager": [0.03, 10.0]}), tmp_path / "suites"
-    assert f"Written: {into / 'tower' / SUITE}" in published(into, run, pages=True)
+    assert f"Written: {into / 'tower' / SUITE}" in published(into, run)
     folder = into / "tower" / SUITE
     assert {path.name for path in folder.iterdir()} == {"results.parquet", "environment.json"}
     results = pl.read_parquet(folder / "results.parquet")
@@ -94,8 +94,6 @@ def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make, tmp_pa
     files = {path: path.read_bytes() for path in folder.iterdir()}
     published(into, folder)
     assert files == {path: path.read_bytes() for path in folder.iterdir()}
-    assert "| ▸ Tower |" in (into / f"{SUITE}.md").read_text()
-    assert f"[Tower](tower/{SUITE})" in (into / "README.md").read_text()
 
 
 def test_runs_of_one_machine_and_suite_become_one_folder(make, tmp_path):
@@ -111,7 +109,8 @@ def test_runs_of_one_machine_and_suite_become_one_folder(make, tmp_path):
         published(into, folder, third, pages=pages)
         rows = pl.read_parquet(folder / "results.parquet")
         assert rows["run_id"].unique().len() == 3 and rows.select("run_id", "case_id").is_unique().all()
-    assert f"`python -m profiler {SUITE} " in (page := (into / f"{SUITE}.md").read_text())
+    assert f"[Tower](tower/{SUITE})" in (into / "README.md").read_text()
+    assert f"`python -m profiler {SUITE} " in (page := (into / f"{SUITE}.md").read_text()) and "| ▸ Tower |" in page
     assert f", then `python -m profiler suites run {SUITE} --only model=vgg11`" in page
     assert page.count(", then `") == 2
     with pytest.raises(ConfigError, match="another machine is called 'Tower' in "):
