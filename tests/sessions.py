@@ -48,7 +48,9 @@ def make_job(
     inputs = tuple(seeded_inputs(input_specs(source), batch))
     onnx = export_onnx(source, precision, cache).path if ENGINES[engine].needs == "onnx" else None
     own, state = ENGINES[engine].options(**options), cached_state(source, cache)
-    return Job(source, pass_, precision, batch, device, own, inputs, state, onnx, phase, training=training)
+    return Job(
+        source, pass_, precision, batch, device, own, inputs, state, onnx, phase, training=training, engine=engine
+    )
 
 
 def outputs(session: Session) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from sessions import cache_beside
+from sessions import cache_beside, make_job
 from torch.nn.modules import module as torch_module
 
 import engines
 from engines import layers as torch_trace
-from engines.base import Job, Layer, Session
-from engines.catalog import ENGINES
+from engines.base import Layer, Session
 from engines.layers import (
     Kernel,
     Operator,
@@ -35,11 +35,9 @@ from engines.layers import (
 from engines.ort import OrtSession, session_options
 from engines.ort_layers import GraphRun, NodeRun, device_layers, host_layers, launched_in, read_runs
 from exporters.cache import Cache
-from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
 from exporters.onnx_files import read_onnx
 from exporters.source import ModelSource
-from exporters.weights import cached_state
 
 FACTORY = """
 from torch import nn
@@ -66,7 +64,6 @@ class Tiny(nn.Module):
         return self.fc(self.drop(self.block(self.pool(self.stem(x).relu())).flatten(1)))
 """
 SOURCE = ModelSource("tiny", factory="tiny_for_layers:Tiny", input_shape=(3, 16, 16))
-BATCH = 2
 OPERATORS = [
     ("stem", "conv2d"), ("relu", "relu"), ("pool", "max_pool2d"),
     ("block.conv1", "conv2d"), ("block.bn1", "batch_norm"), ("block.relu", "relu"),
@@ -80,22 +77,12 @@ cache = cache_beside("tiny_for_layers", FACTORY)
 
 
 @pytest.fixture
-def make_job(cache: Cache) -> Callable[..., Job]:
-    def make(engine: str, pass_: Any = "inference", exported: bool = True, **options: Any) -> Job:
-        inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
-        onnx = export_onnx(SOURCE, "fp32", cache).path if exported or ENGINES[engine].needs == "onnx" else None
-        own = ENGINES[engine].options(**options)
-        return Job(SOURCE, pass_, "fp32", BATCH, "cpu", own, inputs, cached_state(SOURCE, cache), onnx, engine=engine)
+def open_session(cache: Cache) -> Callable[..., Any]:
+    """`open_session("eager", "training")`, with the exported graph, whose nodes its layers name."""
 
-    return make
-
-
-@pytest.fixture
-def open_session(make_job: Callable[..., Job]) -> Callable[..., Any]:
-    """`open_session("eager", "training")`."""
-
-    def start(engine: str, *arguments: Any, **options: Any) -> Session:
-        return engines.open_session(engine, make_job(engine, *arguments, **options))
+    def start(engine: str, pass_: Any = "inference", **options: Any) -> Session:
+        job = make_job(SOURCE, cache, engine, "fp32", pass_, **options)
+        return engines.open_session(engine, replace(job, onnx=export_onnx(SOURCE, "fp32", cache).path))
 
     return start
 
@@ -172,9 +159,9 @@ def test_ort_covers_every_exported_node_once(open_session, exported, tmp_path, m
     assert list(tmp_path.iterdir()) == [], "the profile is gone"
 
 
-def test_onnx_runtimes_clock_is_the_traces(make_job, tmp_path):
+def test_onnx_runtimes_clock_is_the_traces(cache, tmp_path):
     """Each run happened inside its call: what kernels on a GPU are told apart by."""
-    job = make_job("ort")
+    job = make_job(SOURCE, cache, "ort", "fp32")
     options = session_options(job)
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = OrtSession(job, options)
