@@ -212,7 +212,7 @@ def test_labels_decide_where_outputs_are_far_from_the_references(run, rows, prof
 
 def test_data_without_labels_calibrate_and_say_that_they_give_no_accuracy(run, rows, profiler):
     base, row = rows["bare/eager/fp32"], rows["bare/ort/int8"]
-    assert "unlabelled: the data have no labels, so errors are measured and accuracy is not" in row["warnings"]
+    assert "unlabelled" in {text.partition(":")[0] for text in row["warnings"]}
     # Without VNNI two products of 8 bits are added in 16, which end at 32,767.
     assert row["rel_l2_error_high"] < (0.1 if torch.cpu._is_vnni_supported() else 1)
     assert row["calibrated"] and row["accuracy"] is base["accuracy"] is None

@@ -80,7 +80,7 @@ def test_what_stays_in_float_is_remarked_or_fails(rows):
     for name, (status, says) in expected.items():
         assert rows[name]["status"] == status
         assert says in (rows[name]["reason"] or "")
-    assert "mixed-precision: 1 of 2 convolutions and products computed in float32" in rows["half/ort"]["warnings"]
+    assert any(text.startswith("mixed-precision: 1 of 2 ") for text in rows["half/ort"]["warnings"])
 
 
 def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows):
@@ -92,7 +92,7 @@ def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows):
         return
     assert without["reason"] == "int8: torchao quantizes nn.Linear layers, and the model has none"
     assert (row["status"], row["calibrated"]) == ("ok", False)
-    assert "mixed-precision: 1 of 2 convolutions and products computed in float32" in row["warnings"]
+    assert any(text.startswith("mixed-precision: 1 of 2 ") for text in row["warnings"])
     assert row["build_s"] > 0
     assert 1e-4 < row["rel_l2_error"] < 0.1
     proof = json.loads(row["proof"])
