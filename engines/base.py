@@ -111,6 +111,8 @@ class Proof:
     """Convolutions and matrix products by execution provider."""
     compute_types: Mapping[str, int] | None = None
     """Convolutions and matrix products by computed type."""
+    weight_types: Mapping[str, int] | None = None
+    """Parameters by type; a quantized one counts as its parts."""
     weakly_typed: bool | None = None
     """True if the runtime may compute an operator in float32 where that is faster."""
     tf32: bool | None = None

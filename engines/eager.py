@@ -222,7 +222,6 @@ class EagerSession:
             "settings": {name: str(value) for name, value in self.settings.items()},
             **({"settings_undone": settings.UNDONE} if settings.UNDONE else {}),
             "grad_mode": self.guard.__name__,
-            "weight_types": dict(Counter(_name(p.dtype) for p in inner_tensors(self.model.parameters()))),
             "channels_last": bool(images)
             and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
         }
@@ -230,6 +229,7 @@ class EagerSession:
             library=f"torch {torch.__version__}",
             device=str(self.inputs[0].device),
             compute_types=dict(compute_types),
+            weight_types=dict(Counter(_name(p.dtype) for p in inner_tensors(self.model.parameters()))),
             tf32=cuda and tf32,
             cudnn=cuda and torch.backends.cudnn.enabled,
             head=self.training.objectives[0].name if self.training else None,

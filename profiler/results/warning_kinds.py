@@ -46,7 +46,7 @@ _KINDS = (
     WarningKind("outliers", "more than one sample in twenty is outside Tukey's fences; avoid the mean"),
     WarningKind("short-calls", "calls under 50 µs, timed in blocks"),
     WarningKind("inaccurate", "the error is larger than usual for the precision (docs/method.md)", caveat=True),
-    WarningKind("no-parity", "outputs whose shape depends on the data or the batch were not compared", caveat=True),
+    WarningKind("no-parity", "some outputs or items were not compared, or depend on the batch", caveat=True),
     WarningKind("kept-float", "some operators of the .onnx file stay float32", caveat=True),
     WarningKind("static-graph", "the model could be exported for one batch size and shape only"),
     WarningKind("no-accuracy", "the outputs could not be scored on the given data"),
@@ -55,6 +55,7 @@ _KINDS = (
     WarningKind("calibration", "int8 was calibrated on seeded data, so its error says nothing", caveat=True),
     WarningKind("unproven", "the types of convolutions and products could not be seen", caveat=True),
     WarningKind("mixed-precision", "some convolutions and products were computed in a wider type", caveat=True),
+    WarningKind("quantized", "the module brings quantized weights, whatever the precision", caveat=True),
     WarningKind("inaccurate-gradients", "gradients are further from fp64 than is usual at this precision", caveat=True),
     WarningKind("unchecked-outputs", "the reference is zero, or the model has state or random numbers", caveat=True),
     WarningKind(

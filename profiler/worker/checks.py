@@ -45,6 +45,7 @@ from profiler.worker.task import Task, graph_of, has_checked_gradients, microbat
 _LISTED = 3
 """Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+_FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _finite = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Replace non-finite errors by 0: they say nothing about usual ones."""
 _NOT_FINITE = "loss or outputs are not finite"
@@ -313,6 +314,9 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     if types is not None and (not types or "unknown" in types):
         unknown = types.get("unknown", "all")
         warnings.append(Warning("unproven", f"the types of {unknown} convolutions and products could not be seen"))
+    quantized = sorted({*(proof.weight_types or ())} - {*_FLOATS})
+    if quantized and case.precision not in EIGHT_BITS:
+        warnings.append(Warning("quantized", f"weights are {' and '.join(quantized)}"))
     on_cpu = (proof.providers or {}).get(_PROVIDERS["cpu"])
     if on_cpu and (proof.provider or _PROVIDERS[proof.device or "cpu"]) != _PROVIDERS["cpu"]:
         warnings.append(Warning("cpu-nodes", f"{on_cpu} nodes ran on the CPU provider"))

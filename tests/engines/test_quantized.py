@@ -61,7 +61,7 @@ def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job):
     proof = session.proof()
     assert proof.compute_types == {"int8": 3, "float32": 2}, "the model's own products stay float"
     assert (proof.details["linear_layers"], proof.details["quantized_layers"]) == (3, 3)
-    assert proof.details["weight_types"]["int8"] >= 3
+    assert proof.weight_types["int8"] >= 3
     assert not proof.tf32
     assert plain.memory().weights == 4 * (WEIGHTS + BIASES)
     # A scale and, as torchao has it, a zero point in int8 for each row.

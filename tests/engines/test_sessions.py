@@ -111,7 +111,7 @@ def test_channels_last_really_is(open_session):
 def test_proof_of_eager_counts_convolutions_and_products_by_type(open_session, precision, dtype):
     proof = open_session("eager", precision).proof()
     assert proof.compute_types == {dtype: 3}, "two convolutions and a product"
-    assert proof.details["weight_types"].keys() == {dtype}
+    assert proof.weight_types.keys() == {dtype}
     assert not proof.tf32
     assert not proof.cuda_graph
     assert proof.device == "cpu"

@@ -204,7 +204,7 @@ def test_the_iteration_that_was_measured_shows_the_references_gradients(open_ses
         assert 0 < found.tensors["input"] < 3 * max(own.tensors["input"], 1e-6)
     proof = session.proof()
     assert proof.compute_types.keys() == {TYPES[precision]} and not proof.tf32
-    assert proof.details["weight_types"].keys() == {"bfloat16" if precision == "bf16" else "float32"}
+    assert proof.weight_types.keys() == {"bfloat16" if precision == "bf16" else "float32"}
 
 
 @pytest.mark.parametrize(
