@@ -27,7 +27,9 @@ _UNSORTED = "must be topologically sorted"
 """The checker's words about nodes that come before their inputs."""
 _KEEPS_INDICES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Where", "Add", "Mul")
 """Operators that may lie between an input and its table; Keras wraps negative indices by the last three."""
-_INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
+_QUANTIZED = re.compile(r"Q[A-Z]|.*([Qq]uantize|Integer|NBits|Bnb4)")
+"""Operators on quantized numbers, such as QLinearConv, QAttention and MatMulNBits
+(https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md)."""
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
@@ -252,7 +254,7 @@ def _types_of(path: Path, changed: int) -> frozenset[str]:
     casts = {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
     ends = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     types = ends | inner | (casts - {TensorProto.DOUBLE})
-    quantizes = any(node.op_type.startswith(_INTEGER_OPERATORS) for node in nodes)
+    quantizes = any(_QUANTIZED.match(node.op_type) for node in nodes)
     return frozenset([TensorProto.DataType.Name(kind).lower() for kind in types] + ["int8"] * quantizes)
 
 

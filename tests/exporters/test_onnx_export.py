@@ -182,6 +182,19 @@ def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path
     assert not_made(ModelSource("resnet18"), "bf16") is None, "it is exported"
 
 
+@pytest.mark.parametrize(
+    ("operator", "quantizes"),
+    [("MatMulNBits", True), ("GatherBlockQuantized", True), ("QAttention", True), ("QOrderedMatMul", True),
+     ("MatMulBnb4", True), ("ConvInteger", True), ("DequantizeLinear", True), ("QuickGelu", False), ("Gelu", False)],
+)  # fmt: skip
+def test_a_file_whose_operators_take_quantized_weights_has_its_own_precision(tmp_path, operator, quantizes):
+    path = write(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.node[-1].op_type = operator
+    onnx.save(model, path)
+    assert is_float32(path) is not quantizes
+
+
 def test_half_precision_names_what_stays_float(tmp_path):
     source, cache = ModelSource("a", onnx=write(tmp_path / "a.onnx")), Cache(tmp_path / "cache")
     made = to_fp16(source, cache)
