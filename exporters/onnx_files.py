@@ -48,8 +48,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's DecodeError has no common base with what onnx raises
         raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); {mend}") from error
-    if not model.graph.node and not model.graph.output:  # protobuf reads an empty file as an empty message.
-        raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); {mend}")
+    if not model.graph.output:  # protobuf reads an empty file as an empty message.
+        raise ModelError(f"{path}: no ONNX model, or a truncated one (it has no outputs); {mend}")
     return model
 
 

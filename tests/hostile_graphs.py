@@ -88,6 +88,12 @@ def texts() -> Any:
     return model([helper.make_node("Identity", ["x"], ["y"])], kind=TensorProto.STRING)
 
 
+def without_outputs() -> Any:
+    made = good()
+    made.graph.ClearField("output")
+    return made
+
+
 def too_large(folder: Path) -> Path:
     path = written(good(), folder)
     with path.open("r+b") as file:
@@ -118,6 +124,7 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     ),
     "a weight with too few bytes": (of(lambda: weight_of(5, 5)), "failed", "onnx.checker refuses it .*too small"),
     "texts": (of(texts), "failed", "input 'x' of .* is not a tensor of numbers"),
+    "no outputs": (of(without_outputs), "failed", _TRUNCATED),
     "larger than protobuf's limit": (too_large, "failed", "larger than protobuf's limit of 2 GiB"),
     "cut off": (of(lambda: good().SerializeToString()[:-30]), "failed", _TRUNCATED),
     "empty": (of(lambda: b""), "failed", _TRUNCATED),
