@@ -247,12 +247,12 @@ def how_to_give(names: Sequence[str], kind: str) -> str:
 
 
 def _yaml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) else json.dumps(name, ensure_ascii=False)
 
 
 def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
     """Return the model's only batch size, or None if the batch is free."""
-    if any(BATCH in spec.shape for spec in specs) or not specs:
+    if any(BATCH in spec.shape for spec in specs):
         return None
     axes = ((spec.shape, spec.fixed_axis) for spec in specs if spec.fixed_axis is not None)
     return next((int(shape[axis]) for shape, axis in axes if axis < len(shape)), 1)
@@ -374,10 +374,13 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
             f"batch: {path} has a free batch, and fixes axis {axes[fixed[0]]} of {fixed[0]!r}; export it again with "
             "both free, or both fixed"
         )
-    kinds = [value.type.tensor_type.elem_type for value in inputs]
-    if strange := [v.name for v, kind in zip(inputs, kinds, strict=True) if kind in (0, 8)]:  # Undefined, and strings.
-        raise source.error(f"input {strange[0]!r} of {path} is not a tensor of numbers")
-    dtypes = [str(tensor_dtype_to_np_dtype(kind)) for kind in kinds]
+    for name, tensor in ((value.name, value.type.tensor_type) for value in inputs):
+        why = "" if tensor.HasField("shape") else "has no shape; export it again with one"
+        if tensor.elem_type in (0, 8):  # Undefined, and strings.
+            why = "is not a tensor of numbers; cut off what takes it by onnx.utils.extract_model"
+        if why:
+            raise source.error(f"input {name!r} of {path} {why}")
+    dtypes = [str(tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)) for value in inputs]
     assigned: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [
         TensorSpec(

@@ -34,7 +34,7 @@ SPECS = [
 ]
 
 
-def save(path: Path, *shapes: list[int | str | None], types: tuple[int, ...] = ()) -> ModelSource:
+def save(path: Path, *shapes: list[int | str | None] | None, types: tuple[int, ...] = ()) -> ModelSource:
     kinds = types or (TensorProto.FLOAT,) * len(shapes)
     pairs = list(enumerate(zip(kinds, shapes, strict=True)))
     inputs, outputs = (
@@ -128,6 +128,8 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path):
     with pytest.raises(ModelError, match=r'"in0\[1\]": 256'):
         input_specs(unknown)
     assert input_specs(replace(unknown, dimensions={"in0[1]": 5}))[0].shape == ("batch", 5, 3)
+    with pytest.raises(ModelError, match=r"input 'in1' of .* has no shape"):
+        input_specs(save(tmp_path / "n.onnx", [None, 3], None))
     anonymous = input_specs(save(tmp_path / "n.onnx", [None, 3], [None, 4]))
     assert [spec.shape for spec in anonymous] == [("batch", 3), ("batch", 4)]
 
@@ -225,6 +227,8 @@ def test_fixed_batch(tmp_path):
     first, later = seeded_inputs(specs, 4), seeded_inputs(specs, 4, first=4)
     assert [np.array_equal(*pair) for pair in zip(first, later, strict=True)] == [False, False, True]
     assert fixed_batch(input_specs(ModelSource("vgg16"))) is None
+    constant = write_text(tmp_path / "c.onnx", "g () => (float[2] y) { y = Constant <value_floats = [1.0, 2.0]> () }")
+    assert fixed_batch(input_specs(ModelSource("constant", onnx=constant))) == 1, "without inputs no batch can vary"
 
 
 def test_items_are_the_same_in_every_batch_size():
