@@ -197,17 +197,17 @@ def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, fr
 
     Raises ModelError if nothing can train, unless the gradient of the input is asked for.
     """
+    try:
+        model.train()  # May freeze or free parameters.
+    except NotImplementedError as error:  # From torch.export.
+        raise ModelError(
+            "a module from torch.export has no training mode; give the module it was exported from"
+        ) from error
     freeze(model, frozen)
     parameters = list(model.parameters())
     if not of_input and not any(parameter.requires_grad for parameter in parameters):
         all_frozen = f"all {len(parameters)} parameters are frozen: set requires_grad of those that train"
         raise ModelError(all_frozen if parameters else "the model has no parameters to train")
-    try:
-        model.train()
-    except NotImplementedError as error:  # From torch.export.
-        raise ModelError(
-            "a module from torch.export has no training mode; give the module it was exported from"
-        ) from error
     if not dropout:
         for module in model.modules():
             if isinstance(module, _DropoutNd):

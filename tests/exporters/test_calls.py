@@ -94,6 +94,17 @@ def test_an_exported_module_cannot_train():
         prepare_to_train(model, dropout=False)
 
 
+class FreesItself(nn.Linear):
+    def train(self, mode=True):
+        return super().train(mode).requires_grad_(mode)
+
+
+def test_parameters_that_the_training_mode_frees_train_unless_the_job_freezes_them():
+    model = FreesItself(2, 2).requires_grad_(False)
+    prepare_to_train(model, dropout=False, frozen=["bias"])
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["weight"]
+
+
 @pytest.mark.parametrize("batch", [None, 3])
 def test_an_export_takes_and_gives_the_models_names(tmp_path, batch):
     import onnxruntime
