@@ -108,6 +108,8 @@ def write_onnx(
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     one_size = batch or fixed_batch(specs)  # Else two items, since torch.export specializes dimensions of size 1.
     example = typed(seeded_inputs(specs, one_size or 2), dtype)
+    if any(tensor.is_complex() for tensor in example):
+        raise ValueError("no runtime takes complex inputs; take their real and imaginary parts as floats")
     shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in cast(model, dtype).state_dict().values())
     check_room(path, size)
     flat = Flattened(model, specs)

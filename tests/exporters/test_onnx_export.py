@@ -22,7 +22,7 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx, to_fp16
 from exporters.onnx_files import check_onnx, external_tensors, graph_files, is_float32, not_made, precisions_of
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, TensorSpec
 from exporters.weights import cached_state
 
 
@@ -180,6 +180,13 @@ def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path
     assert precisions_of(ModelSource("a", onnx=floats, graphs={"int8": quantized}), ["fp32"]) == ["fp32", "int8"]
     assert [not_made(source, each) is None for each in ("fp32", "tf32", "fp16", "int8", "bf16")] == [True] * 4 + [False]
     assert not_made(ModelSource("resnet18"), "bf16") is None, "it is exported"
+
+
+def test_complex_inputs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no runtime takes complex inputs"):
+        onnx_export.write_onnx(
+            torch.nn.Identity(), [TensorSpec("x", ("batch", 3), "complex64")], "fp32", tmp_path / "m"
+        )
 
 
 @pytest.mark.parametrize(
