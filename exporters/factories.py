@@ -195,8 +195,9 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
     if isinstance(parts[0], torch.export.ExportedProgram):
         parts = (parts[0].module(), *parts[1:])
     if not isinstance(parts[0], nn.Module):
+        article, kind = ("the class ", result) if isinstance(result, type) else ("", type(result))
         raise source.error(
-            f"factory {source.factory!r} returned {type(result).__module__}.{type(result).__qualname__}, not a "
+            f"factory {source.factory!r} returned {article}{kind.__module__}.{kind.__qualname__}, not a "
             "torch.nn.Module; return the module itself, or (module, example_inputs)"
         )
     return parts
@@ -204,6 +205,7 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
 
 def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = None) -> list[Example]:
     """Read the example inputs and their axes' names; change a module with nested arguments to take only the tensors."""
+    inputs = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     positional = () if keywords else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if isinstance(shapes, Mapping) and not keywords:
@@ -251,6 +253,8 @@ def _with_batch(source: ModelSource, inputs: Sequence[Example]) -> list[Example]
     axes |= source.batch
     sizes = [(e.name, e.array.shape[axis]) for e in inputs if (axis := axes[e.name]) is not None]
     sizes += [(e.name, len(e.array)) for e in inputs if e.array.ndim and e.name not in source.batch]
+    if sizes and not sizes[0][1]:
+        raise source.error(f"batch: example {sizes[0][0]!r} holds no items; give at least one")
     result = []
     for example in inputs:
         axis, shape = axes[example.name], example.array.shape
@@ -316,7 +320,6 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
             "makes the model and registers its hooks"
         )
     path = folder / "module.pt"
-    inputs = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
     try:
         torch.save((model, inputs), path)
     except Exception as error:

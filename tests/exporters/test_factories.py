@@ -52,6 +52,7 @@ def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path):
     [
         ("small_factories:raising", "raised ValueError: no luck at .*small_factories.py:14"),
         ("small_factories:other", "returned builtins.dict, not a torch.nn.Module"),
+        ("small_factories:uncalled", "returned the class small_factories.Branching, not a torch.nn.Module"),
         ("small_factories:smal", "'mine': small_factories has no 'smal'; did you mean 'small'\\?$"),
         ("small_factories:zzz", "small_factories has no 'zzz'; valid: .*Branching$"),
         ("absent:f", "'absent:f': there is no module 'absent'; add its folder to import_from"),
@@ -67,6 +68,7 @@ def test_factory_errors(factories, factory, words):
 
 
 EXAMPLES = """
+import numpy as np
 import torch
 from torch import nn
 
@@ -102,6 +104,8 @@ def bilinear(): return nn.Bilinear(3, 3, 2)
 def lazy_norm(): return nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
 def nothing(): return Net(), ()
 def sparse(): return nn.Linear(3, 2), torch.eye(3).to_sparse()
+def no_items(): return nn.Linear(3, 2), torch.ones(0, 3)
+def arrays(): return nn.Linear(3, 2), np.ones((4, 3), np.float32)
 def conjugate(): return nn.Identity(), torch.ones(4, 3, dtype=torch.cfloat).conj()
 """
 
@@ -131,7 +135,7 @@ def example(name: str, **more: Any) -> ModelSource:
         ("named", [("x", ("batch", 3), "float32")], ["length"]),
         ("several", [("input1", ("batch", 3), "float32"), ("input2", ("batch", 3), "float32")], []),
         ("traced", [("x0", ("batch", 3), "float32"), ("x1", ("batch", 3), "float32")], []),
-        ("single", [("x", ("batch", 3), "float32")], []),
+        *[(name, [("x", ("batch", 3), "float32")], []) for name in ("single", "arrays")],
         ("conjugate", [("x", ("batch", 3), "complex64")], []),
     ],
 )
@@ -206,6 +210,7 @@ def test_a_named_axis_has_other_sizes():
     [
         ("alone", r"add `input: .*\(module, example_inputs\)"),
         ("nothing", "no example is a tensor with a dimension"),
+        ("no_items", "example 'x' holds no items"),
         ("sparse", "reading example 'x' failed: .*; give a dense tensor with values"),
     ],
 )
