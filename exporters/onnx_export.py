@@ -110,7 +110,8 @@ def write_onnx(
     example = typed(seeded_inputs(specs, one_size or 2), dtype)
     if any(tensor.is_complex() for tensor in example):
         raise ValueError("no runtime takes complex inputs; take their real and imaginary parts as floats")
-    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in cast(model, dtype).state_dict().values())
+    model = cast(model, dtype)
+    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     check_room(path, size)
     flat = Flattened(model, specs)
     with quiet():

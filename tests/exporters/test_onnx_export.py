@@ -182,6 +182,25 @@ def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path
     assert not_made(ModelSource("resnet18"), "bf16") is None, "it is exported"
 
 
+class Stateful(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("table", torch.ones(200, 3), persistent=False)
+
+    def get_extra_state(self):
+        return {"calls": 1}
+
+    def forward(self, x):
+        return super().forward(x) @ self.table.T
+
+
+def test_only_tensors_count_as_weights_also_those_outside_the_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "INLINE_BYTES", 1000)
+    path = tmp_path / "m.onnx"
+    onnx_export.write_onnx(Stateful().eval(), [TensorSpec("x", ("batch", 3), "float32")], "fp32", path)
+    assert path.with_name("m.onnx.data").stat().st_size >= 2400
+
+
 def test_complex_inputs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no runtime takes complex inputs"):
         onnx_export.write_onnx(
