@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from matrix_product import write_text
+from matrix_product import write_product, write_text
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from thin_networks import thin_source
@@ -271,6 +273,31 @@ def test_check_tells_good_files_from_others(tmp_path):
     ):
         with pytest.raises(ModelError, match=says):
             check_onnx(tmp_path / name)
+
+
+CHECK = """
+import sys
+from pathlib import Path
+import onnx_ir
+from exporters.onnx_files import check_onnx
+def peak():  # Of this program; getrusage's may be its parent's.
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+before = peak()
+check_onnx(Path(sys.argv[1]))
+print(peak() - before)
+"""
+
+
+def test_a_check_holds_a_large_weight_twice_and_sees_what_it_lacks(tmp_path):
+    weight = np.zeros((4096, 4096), np.float32)
+    path = write_product(tmp_path / "m.onnx", weight)
+    run = subprocess.run([sys.executable, "-c", CHECK, path], capture_output=True, text=True, check=True)
+    assert 1024 * int(run.stdout) < 2.5 * weight.nbytes
+    model = onnx.load(path)
+    model.graph.initializer[0].dims[:] = [4096, 4097]
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match=r"onnx\.checker refuses it .*too small"):
+        check_onnx(path)
 
 
 @pytest.mark.parametrize("lacks", ["type", "shape"])
