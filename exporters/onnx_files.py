@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ MADE = ("fp32", "tf32", "fp16", "int8")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LARGE = 2**20
 """Bytes of a weight above which a copy matters."""
+_LONGEST_NAME = 1000
 _TOO_NEW = re.compile(r"max supported IR version: \d+|official support for domain \S+ is till opset \d+")
 """ONNX Runtime's messages about a file of a later ONNX."""
 _UNSORTED = "must be topologically sorted"
@@ -71,12 +73,13 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
     """Return the inputs of a file's graph. Raises ModelError for an unreadable file."""
     inputs = graph_inputs(read_onnx(path).graph)
-    names = [
-        name for value in inputs for name in (value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
-    ]
+    names = [value.name for value in inputs]
+    symbols = [dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim]
     # protobuf returns bytes for text that is not UTF-8.
-    if damaged := [name for name in names if not isinstance(name, str)]:
-        raise ModelError(f"{path}: an input's or a dimension's name is no text ({damaged[0]!r}): the file is damaged")
+    damaged = [name for name in names + symbols if not isinstance(name, str) or len(name) > _LONGEST_NAME]
+    if damaged := damaged or [name for name, count in Counter(names).items() if count > 1]:
+        why = f"no text, too long or used twice ({damaged[0][:40]!r})"
+        raise ModelError(f"{path}: an input's or a dimension's name is {why}: the file is damaged")
     return inputs
 
 

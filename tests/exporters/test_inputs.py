@@ -249,5 +249,15 @@ def test_a_name_that_is_no_text_is_a_damaged_file(tmp_path, name):
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     text = helper.make_model(graph).SerializeToString()
     (tmp_path / "damaged.onnx").write_bytes(text.replace(name, b"\xd1" * len(name)))
-    with pytest.raises(ModelError, match=r"name is no text .*: the file is damaged"):
+    with pytest.raises(ModelError, match=r"name is no text.*: the file is damaged"):
         file_inputs(tmp_path / "damaged.onnx")
+
+
+@pytest.mark.parametrize(("name", "dimension"), [("x", "n"), ("y" * 1001, "n"), ("y", "n" * 1001)])
+def test_a_name_that_is_too_long_or_used_twice_is_refused(tmp_path, name, dimension):
+    write_text(tmp_path / "m.onnx", f"g (float[n] x, float[{dimension}] y) => (float[n] z) {{ z = Relu (x) }}")
+    model = onnx.load(tmp_path / "m.onnx")
+    model.graph.input[1].name = name
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"too long or used twice \('"):
+        file_inputs(tmp_path / "m.onnx")
