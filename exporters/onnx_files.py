@@ -165,7 +165,7 @@ def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInf
             place = ExternalDataInfo(tensor)
             data = (path.parent / place.location).resolve()
             data.is_file()  # Fails for a name that no file can have.
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links that end nowhere.
             why = f"has no place for its data ({text_of(error, 200)})"
             raise ModelError(f"{path}: tensor {tensor.name!r} {why}; save it again") from error
         if not any(data.is_relative_to(folder) for folder in folders):

@@ -56,6 +56,11 @@ def linked(folder: Path) -> Path:
     return written(external("w.bin"), folder)
 
 
+def circular(folder: Path) -> Path:
+    (folder / "w.bin").symlink_to("w.bin")
+    return written(external("w.bin"), folder)
+
+
 def said_twice(folder: Path) -> Path:
     """The first place is harmless, and the last one counts."""
     (folder / "w.bin").write_bytes(bytes(64))
@@ -108,6 +113,11 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     "data above": (of(lambda: external("../../../../../etc/passwd")), "failed", _OUTSIDE),
     "data in a device": (of(lambda: external("/dev/zero")), "failed", _OUTSIDE),
     "data behind a link": (linked, "failed", _OUTSIDE),
+    "data behind a circle of links": (
+        circular,
+        "failed",
+        "'w' (has no place for its data|keeps its data in 'w.bin', which is missing)",
+    ),
     "data at two places": (said_twice, "failed", _OUTSIDE),
     "data at a NUL": (of(lambda: external("a\0b")), "failed", "embedded null byte"),
     "data in a pipe": (a_pipe, "failed", "keeps its data in 'w.bin', which is missing"),
