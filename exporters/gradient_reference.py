@@ -242,7 +242,7 @@ def _forward(
     """
     every = precision in ("fp16", "bf16")  # AMP and TF32 round only weights of convolutions and products.
     if precision == "tf32":
-        rounds: tuple[Round, Round] = _to_tf32, _exactly
+        rounds: tuple[Round, Round] = _to_tf32, torch.clone
     elif precision in _HALVES:
         half = _through(_HALVES[precision])
         rounds = half, (lambda gradient: half(gradient / scale) * scale) if every else half
@@ -261,13 +261,14 @@ def _forward(
 def _add_rounding(model: nn.Module, precision: str, blur: int) -> None:
     """Add hooks that round: at TF32 the operands of convolutions and products, forward and backward; at half precision,
     or to blur, the outputs and incoming gradients of all leaf modules."""
-    narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
+    generator = torch.Generator().manual_seed(blur)
+    narrow: Round | None = (lambda x: x + x * torch.randn(x.shape, generator=generator) * _BLUR) if blur else None
     if precision in _HALVES:
         narrow = _through(_HALVES[precision])
     for module in model.modules():
         if precision == "tf32" and isinstance(module, _PRODUCTS):
-            module.register_forward_pre_hook(lambda _, inputs: _round(inputs, _to_tf32, _exactly))
-            module.register_forward_hook(lambda _, inputs, output: _round(output, _exactly, _to_tf32))
+            module.register_forward_pre_hook(lambda _, inputs: _round(inputs, _to_tf32, torch.clone))
+            module.register_forward_hook(lambda _, inputs, output: _round(output, torch.clone, _to_tf32))
         elif narrow is not None and not list(module.children()):
             module.register_forward_hook(lambda _, inputs, output: _round(output, narrow, narrow))
 
@@ -294,16 +295,8 @@ def _round(tensors: Any, forward: Round, backward: Round) -> Any:
     return tree_map_only(Tensor, rounded, tensors)
 
 
-def _exactly(x: Tensor) -> Tensor:
-    return x.clone()
-
-
 def _through(dtype: torch.dtype) -> Round:
     return lambda x: x.to(dtype).to(x.dtype)
-
-
-def _blurred(generator: torch.Generator) -> Round:
-    return lambda x: x + x * torch.randn(x.shape, generator=generator) * _BLUR
 
 
 def _to_tf32(x: Tensor) -> Tensor:
