@@ -111,9 +111,10 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
         content = _opened(path)
     except Exception as error:
         why = ": ".join(filter(None, (type(error).__name__, text_of(error, 200))))
-        if isinstance(error, pickle.UnpicklingError | LookupError):  # Leave out torch's advice to unpickle it anyway.
+        is_unsafe = re.search("Unsupported (global|class)|TorchScript", str(error))
+        if is_unsafe or isinstance(error, pickle.UnpicklingError | LookupError):  # torch advises to unpickle it anyway.
             unsafe = "it holds more than tensors; only tensors are read: others could run code"
-            why = unsafe if re.search("Unsupported (global|class)", str(error)) else "it is damaged, or no checkpoint"
+            why = unsafe if is_unsafe else "it is damaged, or no checkpoint"
         raise ModelError(
             f"weights {path}: not a readable state dict ({why}); save one by "
             "torch.save(model.state_dict(), path) or safetensors.torch.save_file"

@@ -68,6 +68,7 @@ WEIGHTS: dict[str, tuple[str, Maker, str, str]] = {
     "code": (".pt", with_code, "failed", _CODE),
     "code as long ago": (".pt", with_code_as_long_ago, "failed", _CODE),
     "a whole module": (".pt", lambda path: torch.save(torch.nn.Linear(4, 3), path), "failed", _CODE),
+    "a script": (".pt", lambda path: torch.jit.script(torch.nn.Linear(4, 3)).save(path), "failed", _CODE),
     "a list": (".pt", lambda path: torch.save([W, B], path), "failed", r"no state dict of tensors"),
     "cut off": (".pt", lambda path: path.write_bytes(good()[:-200]), "failed", _UNREADABLE),
     "empty": (".pt", of(b""), "failed", _UNREADABLE),
