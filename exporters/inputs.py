@@ -374,12 +374,6 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
             f"batch: {path} has a free batch, and fixes axis {axes[fixed[0]]} of {fixed[0]!r}; export it again with "
             "both free, or both fixed"
         )
-    for name, tensor in ((value.name, value.type.tensor_type) for value in inputs):
-        why = "" if tensor.HasField("shape") else "has no shape; export it again with one"
-        if tensor.elem_type in (0, 8):  # Undefined, and strings.
-            why = "is not a tensor of numbers; cut off what takes it by onnx.utils.extract_model"
-        if why:
-            raise source.error(f"input {name!r} of {path} {why}")
     dtypes = [str(tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)) for value in inputs]
     assigned: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [

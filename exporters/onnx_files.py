@@ -71,7 +71,9 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
-    """Return the inputs of a file's graph. Raises ModelError for an unreadable file."""
+    """Return the inputs of a file's graph. Raises ModelError for an unreadable file, and for inputs of other kinds."""
+    from onnx import TensorProto
+
     inputs = graph_inputs(read_onnx(path).graph)
     names = [value.name for value in inputs]
     symbols = [dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim]
@@ -80,6 +82,13 @@ def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
     if damaged := damaged or [name for name, count in Counter(names).items() if count > 1]:
         why = f"no text, too long or used twice ({damaged[0][:40]!r})"
         raise ModelError(f"{path}: an input's or a dimension's name is {why}: the file is damaged")
+    numbers = set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING}
+    for name, tensor in ((value.name, value.type.tensor_type) for value in inputs):
+        why = "" if tensor.HasField("shape") else "has no shape; export it again with one"
+        if tensor.elem_type not in numbers:
+            why = "is not a tensor of numbers; cut off what takes it by onnx.utils.extract_model"
+        if why:
+            raise ModelError(f"{path}: input {name!r} {why}")
     return inputs
 
 
