@@ -176,14 +176,10 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     if entry := _HELD.pop(state_path, None):
         model, spared_seconds = entry
         return model
-    if source.factory:
-        with _Undrawn() if source.library else contextlib.nullcontext():
-            model = build(source)
-        # Not only tensors: a quantized module's state holds more.
-        model.load_state_dict(_opened(state_path))
-        return model
-    model = empty(source)
-    model.load_state_dict(_opened(state_path), assign=True)
+    with _Undrawn() if source.library else contextlib.nullcontext():
+        model = build(source) if source.factory else empty(source)
+    # Not `read_weights`: a quantized module's state holds more than tensors.
+    model.load_state_dict(_opened(state_path), assign=not source.factory)
     return model
 
 

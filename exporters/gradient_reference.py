@@ -185,25 +185,19 @@ def take_step(
         gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
         if all(stored(g)[0].isfinite().all() for g in gradients.values()):
             break
+    held = {name: stored(g.coalesce() if g.is_sparse else g)[0] for name, g in gradients.items()}
     return Gradients(
         root.detach().numpy(),
         None if objective.target is None else objective.target.numpy(),
         {name: sampled(g).numpy() for name, g in gradients.items()},
-        {name: _norm(stored(g.coalesce() if g.is_sparse else g)[0]) for name, g in gradients.items()},
+        {name: float(x.to(torch.promote_types(x.dtype, torch.float64)).norm()) for name, x in held.items()},
     )
-
-
-def _norm(values: Tensor) -> float:
-    return float(values.to(torch.promote_types(values.dtype, torch.float64)).norm())
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast floats, and complex numbers to pairs of such floats; Module.to drops imaginary parts."""
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype.to_complex() if x.is_complex() else dtype if x.is_floating_point() else x.dtype)
-
-    model._apply(cast)
+    pairs = dtype.to_complex()
+    model._apply(lambda x: x.to(pairs if x.is_complex() else dtype if x.is_floating_point() else x.dtype))
     return model
 
 
