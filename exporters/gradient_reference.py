@@ -185,12 +185,12 @@ def take_step(
         gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
         if all(stored(g)[0].isfinite().all() for g in gradients.values()):
             break
-    held = {name: stored(g.coalesce() if g.is_sparse else g)[0] for name, g in gradients.items()}
+    values = {name: stored(g.coalesce() if g.is_sparse else g)[0] for name, g in gradients.items()}
     return Gradients(
         root.detach().numpy(),
         None if objective.target is None else objective.target.numpy(),
         {name: sampled(g).numpy() for name, g in gradients.items()},
-        {name: float(x.to(torch.promote_types(x.dtype, torch.float64)).norm()) for name, x in held.items()},
+        {name: float(x.to(torch.promote_types(x.dtype, torch.float64)).norm()) for name, x in values.items()},
     )
 
 

@@ -80,8 +80,7 @@ def _hits(scores: Array, labels: Array, axis: int) -> Array:
 def _share(hits: Array, labels: Array) -> Scores:
     counts = np.asarray(labels != IGNORED).reshape(len(labels), -1)
     hit = hits.reshape(len(labels), -1) & counts
-    share: Scores = hit.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
-    return share
+    return np.asarray(hit.sum(axis=1) / np.maximum(counts.sum(axis=1), 1))
 
 
 def _closeness(outputs: Any, labels: Array) -> Scores:
@@ -90,8 +89,7 @@ def _closeness(outputs: Any, labels: Array) -> Scores:
         if output.size == labels.size:
             ours, truth = (np.asarray(a, np.float64).reshape(len(labels), -1) for a in (output, labels))
             distance = np.linalg.norm(ours - truth, axis=1) / np.maximum(np.linalg.norm(truth, axis=1), 1e-30)
-            closeness: Scores = 1 - np.minimum(np.nan_to_num(distance, nan=1.0), 1.0)
-            return closeness
+            return np.asarray(1 - np.minimum(np.nan_to_num(distance, nan=1.0), 1.0))
     raise ModelError(f"no output has the labels' shape {labels.shape}; give `metric`")
 
 

@@ -83,12 +83,10 @@ def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
         why = f"no text, too long or used twice ({damaged[0][:40]!r})"
         raise ModelError(f"{path}: an input's or a dimension's name is {why}: the file is damaged")
     numbers = set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING}
-    for name, tensor in ((value.name, value.type.tensor_type) for value in inputs):
-        why = "" if tensor.HasField("shape") else "has no shape; export it again with one"
-        if tensor.elem_type not in numbers:
-            why = "is not a tensor of numbers; cut off what takes it by onnx.utils.extract_model"
-        if why:
-            raise ModelError(f"{path}: input {name!r} {why}")
+    kinds = {value.name: value.type.tensor_type for value in inputs}
+    if odd := [name for name, kind in kinds.items() if kind.elem_type not in numbers or not kind.HasField("shape")]:
+        mend = "declare one, or cut off what takes it by onnx.utils.extract_model"
+        raise ModelError(f"{path}: input {odd[0]!r} is not a tensor of numbers with a shape; {mend}")
     return inputs
 
 
