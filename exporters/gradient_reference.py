@@ -154,8 +154,7 @@ def take_step(
     `precision` may also be "fp64". A missing `target` is drawn; a smaller batch's is repeated. At fp16 the gradients of
     activations are scaled like those of a mean loss over `batch` items. `blur` seeds the noise in fp32; 0 adds none. A
     second step has another before it, after which the state dict is restored. A single layer's input always gets a
-    gradient. Without `specs` all inputs are positional. Raises
-    exporters.source.ModelError and the model's own errors.
+    gradient. Without `specs` all inputs are positional. Raises ModelError and the model's own errors.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32  # Rounding simulates narrower precisions.
     model, inputs = _cast(restore(source, state), dtype), typed(arrays, dtype)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 MADE = ("fp32", "tf32", "fp16", "int8")
 """Precisions available for a float32 file."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_LARGE = 2**20
-"""Bytes of a weight above which a copy matters."""
+_MIB = 2**20
 _LONGEST_NAME = 1000
 _TOO_NEW = re.compile(r"max supported IR version: \d+|official support for domain \S+ is till opset \d+")
 """ONNX Runtime's messages about a file of a later ONNX."""
@@ -207,7 +206,7 @@ def check_onnx(path: Path) -> None:
     model = read_onnx(path)
     if model.ir_version > onnx.IR_VERSION:
         raise ModelError(too_new(path, f"onnx {onnx.__version__}", f"max supported IR version: {onnx.IR_VERSION}"))
-    whole = (tensor for tensor in model.graph.initializer if len(tensor.raw_data) == _least_bytes(tensor) > _LARGE)
+    whole = (tensor for tensor in model.graph.initializer if len(tensor.raw_data) == _least_bytes(tensor) > _MIB)
     # onnx refuses links to data, which is checked above, and copies whole data twice.
     for tensor in (*filter(uses_external_data, _tensors(model)), *whole):
         for name in ("external_data", "raw_data"):
