@@ -21,8 +21,8 @@ def matched(pairs: Sequence[Pair], precision: str) -> list[Pair]:
     """Put our rows of ranked lists into the reference's order, where their scores differ less than the precision does.
 
     Rows are on axis 1 of outputs by item, on axis 0 of others, and lists of equal length share them. A score is a
-    column that descends on both sides, or ascends like a distance, and is not constant in the reference. It keeps its
-    place, so that a list of scores alone, such as a survival curve, stays as it is.
+    column in order on both sides, and is not constant in the reference. It keeps its place, so that a list of scores
+    alone, such as a survival curve, stays as it is.
     """
     lists: dict[tuple[int, ...], list[int]] = {}
     for place, pair in enumerate(pairs):
@@ -34,31 +34,35 @@ def matched(pairs: Sequence[Pair], precision: str) -> list[Pair]:
     for shape, places in lists.items():
         sides = ([getattr(pairs[place], side) for place in places] for side in ("ours", "truth"))
         ours, truth = ([array.reshape(*shape, -1) for array in arrays] for arrays in sides)
-        scores = list(map(_are_scores, ours, truth))
-        if not any(map(np.any, scores)) or all(map(np.all, scores)):
+        tolerances = [_tolerances(*columns, precision) for columns in zip(ours, truth, strict=True)]
+        if not any(map(np.any, tolerances)) or all(map(np.all, tolerances)):
             continue
-        tolerance = PRECISION_TABLE[precision].usual_error
-        order = _order(np.dstack(ours), np.dstack(truth), np.concatenate(scores), tolerance)
-        for place, columns, is_score in zip(places, ours, scores, strict=True):
-            rows = np.where(is_score, columns, np.take_along_axis(columns, order[..., None], axis=1))
+        order = _order(np.dstack(ours), np.dstack(truth), np.concatenate(tolerances))
+        for place, columns, tolerance in zip(places, ours, tolerances, strict=True):
+            rows = np.where(tolerance > 0, columns, np.take_along_axis(columns, order[..., None], axis=1))
             result[place] = replace(pairs[place], ours=rows.reshape(pairs[place].ours.shape))
     return result
 
 
-def _are_scores(ours: Array, truth: Array) -> Array:
-    """Tell which columns are in order along the rows of both sides, and are not constant in the reference."""
+def _tolerances(ours: Array, truth: Array, precision: str) -> Array:
+    """Return by how much each column's nearly equal scores differ; 0 for a column that is no score.
+
+    A column that ascends may be a distance, but also time or an index, so at any precision only its ties are equal.
+    """
     both = np.concatenate([ours, truth])
-    in_order = (both[:, :-1] >= both[:, 1:]).all((0, 1)) | (both[:, :-1] <= both[:, 1:]).all((0, 1))
-    return np.asarray(in_order & (truth != truth[:, :1]).any((0, 1)))
+    descends = (both[:, :-1] >= both[:, 1:]).all((0, 1))
+    ascends = (both[:, :-1] <= both[:, 1:]).all((0, 1)) & (both.dtype.kind == "f")
+    usual = np.where(descends, PRECISION_TABLE[precision].usual_error, PRECISION_TABLE["fp32"].usual_error)
+    return np.asarray(usual * ((descends | ascends) & (truth != truth[:, :1]).any((0, 1))))
 
 
-def _order(ours: Array, truth: Array, is_score: Array, tolerance: float) -> Array:
+def _order(ours: Array, truth: Array, tolerances: Array) -> Array:
     """Return the row of ours for each of the reference's, by item: the nearest of those with about its score."""
-    sizes = np.abs(truth).max((0, 1))
-    ours, truth = (side / np.where(sizes > 0, sizes, 1) for side in (ours, truth))
+    sizes, is_score = np.abs(truth).max((0, 1)), tolerances > 0
+    ours, truth = (side / np.where(sizes > 0, sizes, 1) / np.where(is_score, tolerances, 1) for side in (ours, truth))
     orders = []
     for a, b in zip(ours, truth, strict=True):
-        is_near = cdist(b[:, is_score], a[:, is_score], "chebyshev") <= tolerance
+        is_near = cdist(b[:, is_score], a[:, is_score], "chebyshev") <= 1
         distances = cdist(b[:, ~is_score], a[:, ~is_score], "cityblock")
         far = distances.max() * len(a) + 2 - np.eye(len(a))  # A row without a near one keeps its place.
         orders.append(linear_sum_assignment(np.where(is_near, distances, far))[1])

@@ -88,6 +88,13 @@ def test_ties_of_ascending_distances_may_change_places():
     assert differing(ours, truth) == {"classes"}, "no tie explains this"
 
 
+@pytest.mark.parametrize("column", [np.linspace(0, 1, ROWS), np.arange(ROWS) // 4], ids=["time", "index"])
+def test_rows_in_the_order_of_time_or_an_index_keep_their_places(column):
+    truth = list_of(column)
+    ours = {name: array[:, SWAPPED] for name, array in truth.items()} | {"scores": truth["scores"]}
+    assert differing(ours, truth, "int8") == {"boxes", "classes"}
+
+
 def test_a_column_that_descends_in_the_reference_alone_is_no_score():
     truth = list_of(CLOSE)
     truth["boxes"][..., 0] = 640 * FAR
