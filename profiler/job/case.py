@@ -198,16 +198,16 @@ def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[
 
     In "shape=sequence=32,sequence=128" the second part is another value of `shape`.
     """
-    key_before = value_before = ""
+    key_before = ""
     for part in filter(None, re.split(r",(?=\s*\w+\s*=)", text)):
         key, equals, value = (piece.strip(" ,") for piece in part.partition("="))
-        if key not in valid and "=" in value_before:
+        if key not in valid and key_before == "shape":
             key, value = key_before, part.strip(" ,")
         if not equals or not value:
             raise ConfigError(f"{option}: '{part}' is not of the form key=value")
         if key not in valid:
             raise ConfigError(f"{option}: unknown key '{key}'{nearest(key, valid)}")
-        key_before, value_before = key, value
+        key_before = key
         yield key, value
 
 

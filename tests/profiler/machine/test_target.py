@@ -75,6 +75,7 @@ def test_memory_and_kills_are_those_of_the_first_versions_control_groups_too(tmp
     ("text", "message"),
     [
         ("lable=H200", r"--machine: unknown key 'lable'; did you mean 'label'\?"),
+        ("price_source=https://a/?b=c,usd_per_hor=7", "--machine: unknown key 'usd_per_hor'; did you mean"),
         ("H200", "--machine: 'H200' is not of the form key=value"),
         ("label=", "--machine: 'label=' is not of the form key=value"),
         ("usd_per_hour=cheap", "^--machine: must be a number, got 'cheap'"),
