@@ -78,17 +78,21 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
     if wait := _wait_of(result):
         yield from tensors_in(wait(), place)
         return
-    parts: Iterator[tuple[str | int, Any]] = iter(())
-    if isinstance(result, Mapping):
-        parts = ((str(key), part) for key, part in result.items())
-    elif hasattr(result, "_fields"):
-        parts = zip(result._fields, result, strict=True)
-    elif isinstance(result, list | tuple):
-        parts = enumerate(result)
-    elif dataclasses.is_dataclass(result):
-        parts = ((part.name, getattr(result, part.name)) for part in dataclasses.fields(result))
-    for key, part in parts:
+    for key, part in parts_of(result) or ():
         yield from tensors_in(part, (*place, key))
+
+
+def parts_of(result: Any) -> Iterable[tuple[str | int, Any]] | None:
+    """Return the parts of a list, mapping or dataclass by key; None for any other object."""
+    if isinstance(result, Mapping):
+        return ((str(key), part) for key, part in result.items())
+    if hasattr(result, "_fields"):
+        return zip(result._fields, result, strict=True)
+    if isinstance(result, list | tuple):
+        return enumerate(result)
+    if dataclasses.is_dataclass(result):
+        return ((part.name, getattr(result, part.name)) for part in dataclasses.fields(result))
+    return None
 
 
 def computes_when_read(result: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import importlib
 import inspect
 import math
@@ -36,7 +35,7 @@ from engines.requirements import explain
 from exporters import settings
 from exporters.build_model import has_images, hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
-from exporters.calls import call, chosen, content, tensors_in
+from exporters.calls import call, chosen, content, parts_of, tensors_in
 from exporters.errors import sentence, text_of
 from exporters.factories import called_once
 from exporters.float64 import evaluate, with_exact_sigmoids
@@ -382,15 +381,11 @@ def _run(
 
 def unread_types(result: Any) -> Iterator[str]:
     """Name the types in a result that may hold tensors and that `tensors_in` passes over."""
-    for leaf in tree_leaves(result):
-        if isinstance(leaf, Mapping):
-            yield from unread_types(list(leaf.values()))
-        elif isinstance(leaf, list | tuple):
-            yield from unread_types(list(leaf))
-        elif dataclasses.is_dataclass(leaf):
-            yield from unread_types([getattr(leaf, part.name) for part in dataclasses.fields(leaf)])
-        elif type(leaf) is not object and not isinstance(leaf, _NO_TENSORS) and not any(tensors_in(leaf)):
-            yield type(leaf).__qualname__
+    if (parts := parts_of(result)) is not None:
+        for _, part in parts:
+            yield from unread_types(part)
+    elif type(result) is not object and not isinstance(result, _NO_TENSORS) and not any(tensors_in(result)):
+        yield type(result).__qualname__
 
 
 def held_state(model: object) -> dict[str, list[Any]]:

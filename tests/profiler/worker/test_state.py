@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +64,10 @@ class Holder:
         (lambda x: (x, None, object(), 2.5, "word", x.dtype, x.shape, {"a": [x]}, UserDict(a=x), Logits(x)), []),
         (lambda x: (x, Holder(x)), ["Holder"]),
         (lambda x: {"a": x, "b": [x, {x}, Logits(Holder(x))]}, ["set", "Holder"]),
+        (lambda x: (x, deque([x])), ["deque"]),
         (lambda x: (x, UserDict(a=(part for part in x)), x.numpy()), ["generator", "ndarray"]),
     ],
-    ids=["tensor", "containers", "object", "nested", "mapping"],
+    ids=["tensor", "containers", "object", "nested", "deque", "mapping"],
 )
 def test_parts_of_a_result_that_may_hide_tensors_are_named(make: Callable[[Any], Any], types: list[str]):
     assert list(unread_types(make(torch.zeros(2)))) == types
