@@ -45,7 +45,8 @@ from profiler.worker.task import Task, graph_of, has_checked_gradients, microbat
 _LISTED = 3
 """Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-_FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_UNQUANTIZED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int64", "bool")
+"""Types of usual parameters: some modules keep an index or a mask among them."""
 _finite = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Replace non-finite errors by 0: they say nothing about usual ones."""
 _NOT_FINITE = "loss or outputs are not finite"
@@ -314,7 +315,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     if types is not None and (not types or "unknown" in types):
         unknown = types.get("unknown", "all")
         warnings.append(Warning("unproven", f"the types of {unknown} convolutions and products could not be seen"))
-    quantized = sorted({*(proof.weight_types or ())} - {*_FLOATS})
+    quantized = sorted({*(proof.weight_types or ())} - {*_UNQUANTIZED})
     if quantized and case.precision not in EIGHT_BITS:
         warnings.append(Warning("quantized", f"weights are {' and '.join(quantized)}"))
     on_cpu = (proof.providers or {}).get(_PROVIDERS["cpu"])

@@ -113,7 +113,7 @@ CALIBRATED = Path("images")
             ["mixed-precision: 3 of 54 .* float16 and float32", "unproven: the types of 1 "],
         ),
         (case(), Proof(weight_types={"float32": 4, "int8": 4}), ["quantized: .* int8$"]),
-        (case(), Proof(weight_types={"float32": 4, "bfloat16": 4}), []),
+        (case(), Proof(weight_types={"float32": 4, "bfloat16": 4, "int64": 1, "bool": 1}), []),
         (replace(case("int8"), engine="eager"), Proof(weight_types={"float32": 4, "int8": 4}), []),
         (OWN, FEW, ["mixed-precision: 12 of 49"]),
         (case("fp16"), MOSTLY, ["mixed-precision: 18 of 56"]),
