@@ -312,15 +312,13 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
 
 
 def wide_bases(cells: pl.DataFrame) -> list[Row]:
-    """Return the bases whose own intervals leave the best of their batch without a factor."""
-    undecided = [choice for _, choice in choices(cells) if choice.best and choice.doubt and choice.doubt.code == "busy"]
+    """Return the bases whose own intervals leave the best of their group without a factor."""
     return [
         cell
-        for choice in undecided
+        for _, choice in choices(cells)
+        if choice.best and choice.doubt and choice.doubt.code == "busy"
         for cell in choice.cells
-        if cell["is_base"]
-        and cell["batch_size"] == choice.cells[0]["batch_size"]
-        and is_busy(*map(cell.get, ends_of("latency_ms")))
+        if cell["is_base"] and is_busy(*map(cell.get, ends_of("latency_ms")))
     ]
 
 

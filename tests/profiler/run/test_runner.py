@@ -21,6 +21,7 @@ from exporters.source import ModelSource
 from profiler.job import plan
 from profiler.job.case import Budget, Case
 from profiler.job.config import config_of
+from profiler.machine.nvml import Gpu
 from profiler.machine.target import Target
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome, Status
@@ -534,8 +535,16 @@ def test_idle_cores_prepare_all_later_waves_with_the_second(tmp_path, monkeypatc
     assert [call[0] for call in calls] == list(prepared)
 
 
-@pytest.mark.parametrize(("outlier", "further"), [(5.5, []), (13.8, [3, 4, 5])])
-def test_a_base_too_wide_for_a_factor_gets_further_processes(tmp_path, monkeypatch, outlier, further):
+def test_a_search_for_the_largest_batch_has_the_memory_of_the_gpu(tmp_path):
+    config = config_of({"models": ["alexnet"], "engines": ["eager"]})
+    target, folder = Target("cuda", Gpu(0, "GPU-1", "A card", 81_920.0, "580.95")), RunFolder.create(tmp_path)
+    assert Runner(folder, config, target, [], [], {}, Told())._search(case(), False).gpu_mib == 81_920.0
+
+
+@pytest.mark.parametrize(
+    ("outlier", "outlier_of_best", "further"), [(5.5, 0.6, []), (13.8, 0.6, [3, 4, 5]), (5.5, 6.0, [])]
+)
+def test_a_base_too_wide_for_a_factor_gets_further_processes(tmp_path, monkeypatch, outlier, outlier_of_best, further):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     base = replace(case("eager"), variant="eager")
@@ -544,7 +553,7 @@ def test_a_base_too_wide_for_a_factor_gets_further_processes(tmp_path, monkeypat
     config = config_of({"models": ["alexnet"], "engines": ["eager", "ort"]})
     planned = [*cases, winners[0]]
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), planned, planned, {}, Told())
-    times = [*zip(cases, (outlier, 5.5, 5.6), strict=True), *((winner, 0.6) for winner in winners)]
+    times = zip([*cases, *winners], (outlier, 5.5, 5.6, *[0.6] * 3, outlier_of_best), strict=True)
     for ended, ms in times:
         figures = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
         result = Result(ended.id, "ok", clock="host", throughput=1e3 / ms, samples={"host": [ms] * 20}, figures=figures)
