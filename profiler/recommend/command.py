@@ -125,9 +125,8 @@ def settling(choice: Choice, folder: str, alike: Sequence[Choice] = ()) -> str |
 def _measuring_others(base: Row) -> str:
     """Return the command that measures all installed engines; if the base is alone, the one that lists others."""
     place = base["pass"], base["device"], base["precision"], base["model_kind"]
-    rows = {preset.name: engine_row(preset.engine) for preset in PRESETS.values()}
-    names = usual_engines(base["device"], lambda name: [name] * (unsupported(rows[name], *place) is None))
-    is_alone = {rows[name].name for name in names} <= {base["engine"]}
+    names = usual_engines(base["device"], lambda name: unsupported(engine_row(PRESETS[name].engine), *place) is None)
+    is_alone = {PRESETS[name].engine for name in names} <= {base["engine"]}
     return f"{PROGRAM} engines" if is_alone else f"{PROGRAM} MODEL --engine {','.join(names)}"
 
 

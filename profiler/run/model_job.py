@@ -126,7 +126,7 @@ class ModelJob:
         return config_of(job, self.typed)
 
 
-def usual_engines(device: Device, able: Callable[[str], Sequence[object]]) -> list[str]:
+def usual_engines(device: Device, able: Callable[[str], object]) -> list[str]:
     """Return the installed presets that support a part of the job, compilers last."""
     usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
     usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]

@@ -97,7 +97,7 @@ DISTURBED = [
     for n in (1, 2)
 ]
 AT = "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"
-OTHERS = f"MODEL --engine {','.join(usual_engines('cpu', lambda name: [name] * (name != 'ort-dynamic')))}"
+OTHERS = f"MODEL --engine {','.join(usual_engines('cpu', lambda name: name != 'ort-dynamic'))}"
 AGAIN = "--resume a/run --retry --wait-for-idle 10"
 HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
