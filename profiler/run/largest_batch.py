@@ -57,12 +57,12 @@ class Search:
         good = max((batch for batch, status in statuses.items() if status == "ok"), default=0)
         bad = min((batch for batch, status in statuses.items() if status != "ok" and batch > good), default=None)
         limit, distance = self.limits.limit, max(1, int(self.limits.resolution * good))
-        end = limit if bad is None else bad - 1
-        if (good >= limit) if bad is None else (statuses[bad] not in _CURED_BY_SIZE or bad - good <= distance):
+        if good >= limit or (bad and (statuses[bad] not in _CURED_BY_SIZE or bad - good <= distance)):
             return None
-        if (full := self._full_at()) and (bad is None or full < bad):
+        end = bad - 1 if bad else limit
+        if (full := self._full_at()) and (not bad or full < bad):
             return min(max(min(full, _FARTHEST * good), good + max(distance, good // 32)), end)
-        return min(end, 2 * good or max(fitting, default=1)) if bad is None else (good + bad) // 2
+        return (good + bad) // 2 if bad else min(end, 2 * good or max(fitting, default=1))
 
     def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float) -> Result | None:
         """Return an `oom` result for a batch that would exceed the main memory; None if it may run."""
