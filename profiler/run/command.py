@@ -134,7 +134,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         # Unmeasured configurations matter more than replicates.
         first, budget = [case for case in missing if not case.replicate], start.config.budget
         sizes = grouped((f"{case.variant} {case.precision}", f"b{case.batch_size}") for case in first or missing)
-        which = "; ".join(" ".join([name, ", ".join(dict.fromkeys(batches))]) for name, batches in sizes.items())
+        which = "; ".join(f"{name} {', '.join(dict.fromkeys(batches))}" for name, batches in sizes.items())
         counts = (len(first), "case"), (len(missing) - len(first), "replicate")
         cases = listed(counted(number, noun) for number, noun in counts if number)
         seconds = sum(runner.estimate(case) or estimate_seconds(case, budget) for case in missing)
