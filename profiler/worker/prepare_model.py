@@ -282,8 +282,8 @@ def _take_outputs(
     if alone is not None and affordable < batch:
         with contextlib.suppress(ModelError):
             alone = run(alone.batch, first=max(affordable - alone.batch, 0), is_single=True)[0]
-    if affordable == 1 and alone is not None:
-        return alone
+    if affordable == 1 and alone is not None:  # What refuses a single item most likely depends on the batch.
+        return replace(alone, dependent=alone.batch > 1)
     try:
         together = run(affordable)[0]
     except ModelError as error:

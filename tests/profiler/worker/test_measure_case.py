@@ -785,6 +785,13 @@ def test_items_that_refuse_to_be_alone_may_depend_on_each_other(measure, batch, 
     assert (result.status, result.figures["rel_l2_error"], kinds(result) & STRANGE) == ("ok", 0.0, warned)
 
 
+def test_items_that_refuse_to_be_alone_are_no_fault_where_the_batch_has_no_reference(measure, monkeypatch):
+    monkeypatch.setattr(preparing, "_CPU_SECONDS", 1e-9)
+    result = measure(case(source("normalized"), batch_size=6))  # Another reference than the one above.
+    assert (result.status, result.figures.get("rel_l2_error")) == ("ok", None), result.reason
+    assert kinds(result) & STRANGE == {"no-parity", "unchecked-outputs"}
+
+
 @pytest.mark.parametrize("engine", BOTH)
 def test_outputs_in_an_object_are_not_compared_in_silence(measure, engine):
     result = measure(case(source("hiding"), engine=engine))
