@@ -18,6 +18,7 @@ from profiler.job.case import Case
 from profiler.job.config import config_of
 from profiler.results.cells import cells
 from profiler.results.columns import Group, Shown, fields
+from profiler.results.warning_kinds import footnotes
 from profiler.run.summary import print_plan, print_results
 from profiler.tables.numbers import within
 
@@ -193,6 +194,7 @@ def test_a_note_says_which_precisions_and_errors_mean_less():
     text = " ".join(printed(row("eager"), *rows).split())
     assert all(f" {note}: " in text for note in ("calibration (a int8 and b int8)", "mixed-precision (b int8)"))
     assert "drift" not in text, "its interval has it"
+    assert footnotes([("a int8", ["drift"])] * 2)[0].startswith("drift (a int8): "), "of two batch sizes"
 
 
 def layer(name: str, variant: str, *parts: float, **more: Any) -> dict[str, Any]:
