@@ -60,10 +60,9 @@ from exporters.weights import cached_state, checked, identified, identify, sourc
 from profiler.machine.nvml import visible_gpus
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import serve
-from profiler.worker import parity
+from profiler.worker import parity, ranked_rows
 from profiler.worker.accuracy import check_metric
 from profiler.worker.memory import holding
-from profiler.worker.ranked_rows import matched
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
@@ -254,7 +253,7 @@ def cached_reference(
 ) -> Path:
     """Return the cached file of the reference outputs at a batch size. Raises ModelError and Unsupported."""
     engine = importlib.import_module(reference_of(source.kind)[1].module)
-    files = (parity.__file__, __file__, str(engine.__file__))
+    files = (parity.__file__, ranked_rows.__file__, __file__, str(engine.__file__))
     code = [*code_of("inputs.py", "calls.py", "float64.py"), *map(file_sha256, map(Path, files))]
     key = digest([source_key(source), *code, batch, MOST_REFERENCE_ITEMS, str(engine.__version__)])
 
@@ -298,7 +297,7 @@ def _take_outputs(
         alone = _in_float64(source, specs, alone, affordable - alone.batch)
     if alone is None or together.unsteady:
         return together
-    return together.with_items(alone, affordable - alone.batch, partial(matched, precision="fp32"))
+    return together.with_items(alone, affordable - alone.batch, partial(ranked_rows.matched, precision="fp32"))
 
 
 def _run(
