@@ -542,18 +542,19 @@ def test_a_search_for_the_largest_batch_has_the_memory_of_the_gpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("outlier", "outlier_of_best", "further"), [(5.5, 0.6, []), (13.8, 0.6, [3, 4, 5]), (5.5, 6.0, [])]
+    ("outlier", "of_rival", "further"),
+    [(5.5, [0.6] * 4, []), (13.8, [0.6] * 4, [3, 4, 5]), (5.5, [0.6, 0.6, 0.6, 6.0], []), (13.8, [], [])],
 )
-def test_a_base_too_wide_for_a_factor_gets_further_processes(tmp_path, monkeypatch, outlier, outlier_of_best, further):
+def test_a_base_too_wide_for_a_factor_gets_further_processes(tmp_path, monkeypatch, outlier, of_rival, further):
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     base = replace(case("eager"), variant="eager")
     cases = [replace(base, replicate=n) for n in range(3)]
-    winners = [replace(base, engine="ort", variant="ort", replicate=n) for n in range(4)]
+    winners = [replace(base, engine="ort", variant="ort", replicate=n) for n in range(len(of_rival))]
     config = config_of({"models": ["alexnet"], "engines": ["eager", "ort"]})
-    planned = [*cases, winners[0]]
+    planned = [*cases, *winners[:1]]
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), planned, planned, {}, Told())
-    times = zip([*cases, *winners], (outlier, 5.5, 5.6, *[0.6] * 3, outlier_of_best), strict=True)
+    times = zip([*cases, *winners], (outlier, 5.5, 5.6, *of_rival), strict=True)
     for ended, ms in times:
         figures = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
         result = Result(ended.id, "ok", clock="host", throughput=1e3 / ms, samples={"host": [ms] * 20}, figures=figures)
