@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import os
 import subprocess
 import tarfile
 import time
@@ -27,7 +26,7 @@ from profiler.compare.command import parse_limit
 from profiler.errors import WHEN_IDLE, ConfigError
 from profiler.job.case import Case, parse_only
 from profiler.job.config import Config, JobFile
-from profiler.machine.target import core_loads, resolve_device
+from profiler.machine.target import core_loads, on_cores, resolve_device, usable_cores
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
@@ -162,7 +161,8 @@ def execute(options: Options, console: Console) -> int:
     with contextlib.ExitStack() as stack:
         sides, display = stack.enter_context(_sides(options)), stack.enter_context(Display(console))
         configs = [read_job(side.options, side.job, kind) for side in sides for kind in DEVICES]
-        if busy := stack.enter_context(_off_busy_cores()):
+        if busy := busy_cores():  # Threads wait for the slowest one.
+            stack.enter_context(on_cores(usable_cores() - busy))
             say(console, f"Other work keeps {counted(busy, 'core')} busy: both sides are measured on the rest", "dim")
         facts = stack.enter_context(libraries(preloaded(configs)))
         runners = []
@@ -208,17 +208,10 @@ def execute(options: Options, console: Console) -> int:
     return _SLOWER if True in verdicts else _UNDECIDED if None in verdicts and options.strict else 0
 
 
-@contextlib.contextmanager
-def _off_busy_cores() -> Iterator[int]:
-    """Leave busy cores to other work, since threads wait for the slowest one; yield the number of busy cores."""
-    allowed = os.sched_getaffinity(0)
+def busy_cores() -> int:
+    """Return the number of cores that other work keeps busy, at most all but one."""
     loads = core_loads()
-    busy = min(round(sum(loads.values())), len(loads) - 1)
-    os.sched_setaffinity(0, list(loads)[: len(loads) - busy])
-    try:
-        yield busy
-    finally:
-        os.sched_setaffinity(0, allowed)
+    return min(round(sum(loads.values())), len(loads) - 1)
 
 
 def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, against: str) -> None:

@@ -39,6 +39,14 @@ def make():
 """
 
 
+@pytest.mark.parametrize(
+    ("loads", "busy"), [((0.0, 0.1, 0.9), 1), ((0.4, 0.4, 0.9), 2), ((1.0, 1.0), 1), ((0.2, 0.2), 0)]
+)
+def test_busy_cores_are_left_to_other_work_but_for_one(monkeypatch, loads, busy):
+    monkeypatch.setattr(gate, "core_loads", lambda: dict(enumerate(loads)))
+    assert gate.busy_cores() == busy
+
+
 def cell(*ratios: float, problem: str | None = None) -> Pair:
     return Pair(CASE, OLD, logs=[math.log(ratio) for ratio in ratios], problem=problem, fails=problem is not None)
 
