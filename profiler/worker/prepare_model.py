@@ -272,12 +272,12 @@ def _take_outputs(
 ) -> parity.Outputs:
     """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS or a single one."""
     alone, affordable, run = None, batch, partial(_run, settings.read(), source, specs, state, flops)
-    for few in (1, 2) if fixed_batch(specs) is None else ():
-        if few < batch and alone is None:
-            with contextlib.suppress(ModelError):  # Batch normalization in training mode cannot run a single item.
-                alone, seconds, size = run(few, first=batch - few, is_single=True)
-                if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > few:
-                    affordable = 1 if seconds * REFERENCE_ITEMS > few * _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
+    for few in (few for few in (1, 2) if few < batch and fixed_batch(specs) is None):
+        with contextlib.suppress(ModelError):  # Batch normalization in training mode cannot run a single item.
+            alone, seconds, size = run(few, first=batch - few, is_single=True)
+            if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > few:
+                affordable = 1 if seconds * REFERENCE_ITEMS > few * _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
+            break
     if alone is not None and affordable < batch:
         with contextlib.suppress(ModelError):
             alone = run(alone.batch, first=max(affordable - alone.batch, 0), is_single=True)[0]
