@@ -19,6 +19,7 @@ from exporters.inputs import (
     distinct_items,
     first_items,
     fixed_batch,
+    how_to_give,
     input_specs,
     seeded_inputs,
 )
@@ -261,3 +262,9 @@ def test_a_name_that_is_too_long_or_used_twice_is_refused(tmp_path, name, dimens
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"too long or used twice \('"):
         file_inputs(tmp_path / "m.onnx")
+
+
+def test_a_job_gets_a_name_as_the_file_has_it():
+    assert 'inputs: {"état": {data: _tat.npy}, "a b": {data: a_b.npy}, x.1: ' in how_to_give(
+        ["état", "a b", "x.1"], "onnx"
+    )
