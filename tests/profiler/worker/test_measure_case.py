@@ -903,6 +903,15 @@ def test_a_reference_has_equal_items_on_a_slow_machine(folder, tmp_path, monkeyp
     assert Outputs.read(reference).items == 1, "a load must not decide between 2 and 62"
 
 
+def test_an_item_has_equal_flops_in_every_batch(folder, tmp_path, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(preparing, "affordable_runs", lambda batch, flops, *_: asked.append(flops) or 1)
+    made = prepare_model((source("deaf"), folder / "cache"), QUIET)
+    for batch in (1, 7):
+        prepare_reference((source("deaf"), made.state, batch, tmp_path / "cache"), QUIET)
+    assert asked[0] == asked[1] > 0
+
+
 def test_the_first_run_keeps_its_time_where_later_inputs_are_refused(measure, monkeypatch):
     seconds = iter([5.0, 0.1])
     monkeypatch.setattr(measuring, "first_run", lambda *given: sampling.first_run(*given) and next(seconds))
