@@ -903,6 +903,13 @@ def test_a_reference_has_equal_items_on_a_slow_machine(folder, tmp_path, monkeyp
     assert Outputs.read(reference).items == 1, "a load must not decide between 2 and 62"
 
 
+def test_fewer_items_are_compared_with_the_same_items_alone(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "_FIRST_BYTES", 1)
+    made = prepare_model((source("scaled"), folder / "cache"), QUIET)
+    reference = Outputs.read(prepare_reference((source("scaled"), made.state, 9, tmp_path / "cache"), QUIET))
+    assert (reference.batch, reference.dependent) == (7, False)
+
+
 def test_an_item_has_equal_flops_in_every_batch(folder, tmp_path, monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(preparing, "affordable_runs", lambda batch, flops, *_: asked.append(flops) or 1)
