@@ -288,13 +288,13 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
 
 
 def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
-    """Print all answers as a table, each kind without a winner once, and the command that exports the first winner."""
+    """Print all answers as a table, each doubt once, and the command that exports the first winner."""
     # Two objectives with the same answer share a row.
     rows = {(_subject(*a), str(a[1].best and a[1].best["case_ids"]), a[1].status): a[1] for a in answers}
     console.print()
     print_table(console, overview([(subject, {}, choice) for (subject, *_), choice in rows.items()]))
     lost = [(subject, choice) for (subject, *_), choice in rows.items() if choice.winner is None]
-    kinds = grouped(((choice.doubt and choice.doubt.code, choice.nearest is None), (s, choice)) for s, choice in lost)
+    kinds = grouped(((choice.doubt, choice.nearest is None), (subject, choice)) for subject, choice in lost)
     for (subject, choice), *others in kinds.values():
         rest = f" and {len(others)} more" if others else ""
         _print_headline(console, choice, f"{subject}{rest}: ")

@@ -455,6 +455,16 @@ def test_among_several_models_each_has_figures_or_the_reason(tmp_path):
     assert order(folder, max_latency_ms=["0.5"])[1].endswith(" --model good --max-latency-ms 0.5\n"), "the nearest has"
 
 
+def test_models_that_differ_in_the_leader_share_no_doubt(tmp_path):
+    base = {"is_base": True, "precision": "fp32", "warnings": ["disturbed: x"], "reach": 0.9}
+    leaders = {"a": "ort", "b": "ort", "c": "trt"}
+    rows = [row("eager", ms=2.0, model=model, **base) for model in leaders]
+    rows += [row(leader, model=model, reach=0.9, warnings=["disturbed: x"]) for model, leader in leaders.items()]
+    text = order(written(tmp_path / "run", run(*rows)))[1]
+    doubts = re.findall(r"^(.*): No recommendation yet: .*; (\w+) fp16 leads$", text, re.MULTILINE)
+    assert doubts == [("a, b1 and 1 more", "ort"), ("c, b1", "trt")]
+
+
 def test_doubts_that_one_command_settles_name_it_once(tmp_path):
     base = {"is_base": True, "precision": "fp32"}
     busy = [row("eager", ms=2.0, model="busy", reach=0.9, **base), row("ort", model="busy", reach=0.9)]
