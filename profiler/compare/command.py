@@ -33,7 +33,7 @@ from profiler.tables.writers import markdown_section, print_section
 FORMATS = ("text", "md", "json")
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%|(0?\.\d+|0)")
 Frame = Annotated[pl.DataFrame, PlainSerializer(pl.DataFrame.to_dicts, return_type=list[dict[str, Any]])]
-_FOUR_DIGITS = each(lambda ms: significant(ms, 4))
+_FOUR_DIGITS = numbers.unless_busy(each(lambda ms: significant(ms, 4)))
 _MEMORY = figure("Memory", "memory_ratio", each(times), expendable=4)
 _OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "untested", "label", "job_folder"}
 """Keys of environment.json that describe the run, not the machine."""
@@ -213,8 +213,10 @@ def _totals(comparison: Comparison) -> Section:
         return Section(title, [*paragraphs, "No cell was measured on both sides."])
     if comparison.resolution:
         share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
+        is_busy = numbers.is_busy(1, (1 + comparison.resolution) ** 2)
+        which = "Most differences" if is_busy else f"Differences below {share} %"
         advice = f"more --replicates, or {WHEN_IDLE} if other work ran, would resolve them"
-        paragraphs.append(f"Differences below {share} % cannot be resolved; {advice}.")
+        paragraphs.append(f"{which} cannot be resolved; {advice}.")
     fields = [
         *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),
@@ -229,8 +231,8 @@ def _cells(comparison: Comparison, top: int) -> Section:
     """Return one table per side and pass, with at most `top` cells: the slowest and the fastest."""
     fields = [
         *map(field, ("model", "variant", "precision", "batch_size", "setting")),
-        figure("Base", "base_ms", _FOUR_DIGITS, unit="ms", expendable=2),
-        figure("Side", "side_ms", _FOUR_DIGITS, unit="ms", expendable=1),
+        figure("Base", ("base_ms", "base_low_ms", "base_high_ms"), _FOUR_DIGITS, unit="ms", expendable=2),
+        figure("Side", ("side_ms", "side_low_ms", "side_high_ms"), _FOUR_DIGITS, unit="ms", expendable=1),
         figure("Factor (95 %)", ("ratio", "ratio_low", "ratio_high"), numbers.relatives),
         words("Verdict", "verdict"),
         _MEMORY,
