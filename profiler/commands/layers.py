@@ -15,14 +15,16 @@ from profiler.job.case import Filter, parse_only, setting_words
 from profiler.options import Layers as Options
 from profiler.results.layers import Layer, Profiled, match_layers, profiled, together
 from profiler.results.reading import check_only, chosen, read_runs
+from profiler.results.result import ends_of
 from profiler.tables import numbers
-from profiler.tables.numbers import each
+from profiler.tables.numbers import BUSY, each, is_busy
 from profiler.tables.table import Table, figure, words
 from profiler.tables.writers import print_table
 
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
 """Columns that variants must share to be shown side by side."""
 _EXCERPT = each(lambda text: text if len(text) <= 48 else f"{text[:47]}…")
+_TIME = each(lambda ms: ms if ms == BUSY else numbers.decimals(ms))
 _NODES, _OPERATORS = "ONNX nodes, fused where they share a row", "Operators"
 _METHOD = (
     "Milliseconds. Layers are timed in some calls of their own, with a profiler on: on CUDA by the device, without the "
@@ -46,17 +48,19 @@ def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
     shown = [layer for layer in rows if layer in longest]
     totals = {"all layers": {case.row["variant"]: sum(layer["ms"] for layer in case.layers) for case in cell}}
     for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
-        totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}
+        of = (case.row for case in cell if case.row[column] is not None)
+        totals[name] = {row["variant"]: BUSY if is_busy(*map(row.get, ends_of(column))) else row[column] for row in of}
     shown += [Layer(name, ms) for name, ms in totals.items() if ms]
     frame: dict[str, Sequence[Any]] = {
         "modules": [layer.modules for layer in shown],
         "nodes": [layer.nodes for layer in shown],
         **{f"ms_{variant}": [layer.ms.get(variant) for layer in shown] for variant in variants},
     }
+    has_nodes = any(layer["nodes"] for case in cell for layer in case.layers)
     columns = [
         words("PyTorch modules", "modules", _EXCERPT),
-        words(_OPERATORS if row["pass"] == "training" else _NODES, "nodes", _EXCERPT),
-        *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
+        words(_NODES if has_nodes else _OPERATORS, "nodes", _EXCERPT),
+        *(figure(variant, f"ms_{variant}", _TIME, unit="ms") for variant in variants),
     ]
     title = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
     return Table("layers", ", ".join(title), frame, columns, totals=sum(map(bool, totals.values())))

@@ -134,6 +134,17 @@ def test_variants_stand_side_by_side_by_the_nodes_that_one_of_them_fuses(run, wi
     assert places == sorted(places), "in the graph's order, and the sums last"
 
 
+def test_a_busy_latency_is_no_figure_and_operators_are_no_nodes(run):
+    path = run.path / "results.parquet"
+    low = pl.when(variant="ort").then(0.01).otherwise("latency_low_ms")
+    pl.read_parquet(path).with_columns(latency_low_ms=low).write_parquet(path)
+    text = printed(run)
+    assert line_with(text, "latency") == "latency 4.000 busy 4.000"
+    assert [heading in text for heading in ("ONNX nodes", "Operators")] == [True, False]
+    text = printed(run, only="variant=compiled")
+    assert [heading in text for heading in ("ONNX nodes", "Operators")] == [False, True]
+
+
 def test_a_choice_may_be_of_one_variant_and_of_the_longest_rows(run):
     assert "triton_poi" in printed(run, only="variant=compiled")
     assert line_with(printed(run, only="engine=eager"), "Conv_1").endswith("2.500")
