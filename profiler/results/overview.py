@@ -12,7 +12,7 @@ from profiler.results.choice import Choice, cell_name
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name
 
-_NOTE = "Each runtime's best: ms and ×, then MiB and error; ~ marks a × whose verdict is unclear."
+_NOTE = "Each runtime's best: ms and ×, then MiB and error bound; ~ marks a × whose verdict is unclear."
 _BASE = "base"
 
 
@@ -65,5 +65,5 @@ def _figures(cell: Row | None) -> str:
     if cell["factor"] and not cell["is_base"] and not numbers.is_busy(cell["factor_low"], cell["factor_high"]):
         times.append(f"{'~' if cell['verdict'] in (None, 'unclear') else ''}{numbers.times(cell['factor'])}")
     others = [] if cell["peak_memory_mib"] is None else [numbers.count(cell["peak_memory_mib"])]
-    others += [] if cell["error"] is None else [numbers.error(cell["error"], 1)]
+    others += [] if cell["error_high"] is None else [numbers.error(cell["error_high"], 1)]
     return f"{' '.join(times)}\n{' '.join(others)}"
