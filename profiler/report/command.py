@@ -157,10 +157,10 @@ def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
     answers = of_inference or [choice for _, choice in choices]
     won = [choice for choice in answers if choice.winner]
     if not won:
-        doubt = next((choice.doubt for choice in answers if choice.doubt), None)
+        if doubts := {choice.doubt for choice in answers if choice.doubt}:
+            return "No recommendation yet" + (f": {doubts.pop()}" if len(doubts) == 1 else "")
         is_measured = any(choice.best or choice.nearest for _, choice in choices)
-        nothing = "No configuration can be deployed" if is_measured else "No case succeeded"
-        return f"No recommendation yet: {doubt}" if doubt else nothing
+        return "No configuration can be deployed" if is_measured else "No case succeeded"
     ((names, number),) = Counter(choice.names for choice in won).most_common(1)
     if len(answers) > 1:
         return f"Deploy {names} for {number} of {len(answers)} models and batch sizes"

@@ -141,6 +141,11 @@ def test_what_recommend_leaves_undecided_is_undecided_in_the_headline(gathered):
     assert [answer["Deploy"] for answer in shown(report, "answer")] == ["none yet"]
     waiting = compose(gathered(row("ort", None, status="waiting"), name="waiting"))
     assert waiting.title.startswith("No recommendation yet: ")
+    disturbed = {"warnings": ["disturbed: x"]}
+    leaders = [row("ort", 1.0, **disturbed), row("trt", 1.0, precision="fp16", model="b", **disturbed)]
+    for rows, is_told in ((leaders[:1], True), (leaders, False)):
+        title = compose(gathered(*rows, name=f"disturbed{len(rows)}")).title
+        assert (title == "No recommendation yet") != is_told, "each model has a doubt of its own"
 
 
 # Runs and groups.
