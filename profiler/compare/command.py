@@ -35,7 +35,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%|(0?\.\d+|0)")
 Frame = Annotated[pl.DataFrame, PlainSerializer(pl.DataFrame.to_dicts, return_type=list[dict[str, Any]])]
 _FOUR_DIGITS = numbers.unless_busy(each(lambda ms: significant(ms, 4)))
 _MEMORY = figure("Memory", "memory_ratio", each(times), expendable=4)
-_OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "untested", "label", "job_folder"}
+_OF_RUN = {"run_id", "command", "earlier_commands", "wall_seconds", "roofs_quiet", "untested", "label", "job_folder"}
 """Keys of environment.json that describe the run, not the machine."""
 _TWICE = {f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages}
 """Packages whose versions have a key of their own."""
@@ -166,7 +166,7 @@ def differences(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[s
     flattened = {name: [dict(flat(environment)) for environment in runs] for name, runs in sides.items()}
     rows = []
     for key in dict.fromkeys(key for runs in flattened.values() for run in runs for key in run):
-        if key.partition(".")[0] in _OF_THE_RUN or key in _TWICE:
+        if key.partition(".")[0] in _OF_RUN or key in _TWICE:
             continue
         facts = {name: [run.get(key) for run in runs] for name, runs in flattened.items()}
         values = {name: _distinct(v for v in of if isinstance(v, str | int | float)) for name, of in facts.items()}
