@@ -75,8 +75,7 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
     rows = runs.results.collect()
     if runs.layers.limit(1).collect().is_empty():
         warnings = rows["warnings"].explode().drop_nulls()
-        reasons = warnings.filter(warnings.str.starts_with("no-layers"))
-        reason = f" ({reasons[0]})" if len(reasons) else ""
+        reason = next((f" ({warning})" for warning in warnings if warning.startswith("no-layers")), "")
         command = f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))} --profile{on_threads(run)}"
         raise ConfigError(f"layers {run}: this run has no layers{reason}; measure them by {command}")
     if only is not None:
