@@ -17,6 +17,7 @@ from engines.deployment import Deployed, copy_graph, copy_run
 from engines.options import OpenVinoOptions
 from exporters.errors import text_of
 from exporters.inputs import numpy_dtype
+from exporters.onnx_files import types_of
 
 _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
 """Prefixes of convolution and product kinds, such as FullyConnectedQuantizedLegacy."""
@@ -34,13 +35,14 @@ def compute_type(kind: str, precision: str) -> str | None:
     return _TYPES.get(word, word) if kind.startswith(_COMPUTE) else None
 
 
-def cpu_properties(threads: int, precision: str) -> dict[str, str | int]:
+def cpu_properties(job: Job[OpenVinoOptions]) -> dict[str, str | int]:
     """Return the CPU plugin's properties; 0 threads let OpenVINO choose.
 
-    By default the plugin computes an fp32 graph in bf16 if the processor can; only bf16 and `native` allow that.
+    By default the plugin computes any graph in bf16 if it can; only bf16 and files with 16-bit floats allow that.
     """
-    hint = {} if precision == "native" else {"INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
-    return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    is_half = job.precision == "native" and types_of(job.graph) & {"float16", "bfloat16"}
+    hint = {} if is_half else {"INFERENCE_PRECISION_HINT": "bf16" if job.precision == "bf16" else "f32"}
+    return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": job.options.threads}
 
 
 _USAGE = """import json
@@ -88,7 +90,7 @@ class OpenVinoSession:
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
         with _naming_operators():
-            self.compiled = core.compile_model(model, "CPU", cpu_properties(job.options.threads, job.precision))
+            self.compiled = core.compile_model(model, "CPU", cpu_properties(job))
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         self.feed(job.inputs)
@@ -142,11 +144,8 @@ open_session = OpenVinoSession
 def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
     """Write a folder that runs the graph with the measured settings."""
     copy_run("run_openvino.py", folder)
-    return Deployed(
-        {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads, job.precision)},
-        "model.onnx is the model.",
-        _USAGE,
-    )
+    settings = {**copy_graph(job, folder), "settings": cpu_properties(job)}
+    return Deployed(settings, "model.onnx is the model.", _USAGE)
 
 
 def _info(info: Any, key: str) -> str:

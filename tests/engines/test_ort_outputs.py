@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 import engines
 from engines.base import Job, Unsupported, ignore
 from engines.catalog import ENGINES
+from engines.openvino_cpu import cpu_properties
 from engines.ort import OrtSession, deploy, open_session
 from exporters.inputs import input_specs, numpy_dtype, seeded_inputs
 from exporters.onnx_files import check_onnx
@@ -189,3 +190,20 @@ def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path):
     (folder / "data").symlink_to("../../secret")
     with pytest.raises(ModelError, match="outside the model's folder"):
         check_onnx(folder / "model.onnx")
+
+
+QUANTIZE = "<float by = {0.125}> { q = QuantizeLinear (x, by)  d = DequantizeLinear (q, by)  y = MatMul (d, w) }"
+PRODUCT = "{ y = MatMul (x, w) }"
+
+
+@needs("openvino")
+@pytest.mark.parametrize(
+    ("kind", "body", "hint"),
+    [("double", PRODUCT, "f32"), ("float", QUANTIZE, "f32"), ("float16", PRODUCT, None), ("bfloat16", PRODUCT, None)],
+)
+def test_openvino_rounds_a_file_to_16_bits_only_if_the_file_does(tmp_path, kind, body, hint):
+    path = write_text(tmp_path / "g.onnx", f"g ({kind}[n, 4] x, {kind}[4, 2] w) => ({kind}[n, 2] y) {body}")
+    job = job_of(path, engine="openvino")
+    assert cpu_properties(job).get("INFERENCE_PRECISION_HINT") == hint
+    session = engines.open_session("openvino", job)
+    assert hint in (None, session.proof().details["inference_precision"])
