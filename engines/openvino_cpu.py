@@ -36,10 +36,8 @@ def compute_type(kind: str, precision: str) -> str | None:
 
 
 def cpu_properties(job: Job[OpenVinoOptions]) -> dict[str, str | int]:
-    """Return the CPU plugin's properties; 0 threads let OpenVINO choose.
-
-    By default the plugin computes any graph in bf16 if it can; only bf16 and files with 16-bit floats allow that.
-    """
+    """Return the CPU plugin's properties; 0 threads let OpenVINO choose."""
+    # By default it computes any graph in bf16 if it can; only bf16 and files with 16-bit floats allow that.
     is_half = job.precision == "native" and types_of(job.graph) & {"float16", "bfloat16"}
     hint = {} if is_half else {"INFERENCE_PRECISION_HINT": "bf16" if job.precision == "bf16" else "f32"}
     return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": job.options.threads}

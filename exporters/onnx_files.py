@@ -213,6 +213,9 @@ def check_onnx(path: Path) -> None:
             tensor.ClearField(name)
         tensor.data_location = onnx.TensorProto.DEFAULT
         tensor.dims[:] = [0]
+    imported = {"", "ai.onnx", *(entry.domain for entry in model.opset_import)}
+    domains = {node.domain for graph in every_graph(model.graph) for node in graph.node} - imported
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in domains)  # Runtimes import their own.
     for value in model.graph.output:  # Only the checker misses a type or a shape.
         value.type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ()))
     try:
@@ -245,11 +248,10 @@ def too_new(path: Path, taker: str, message: str) -> str | None:
 
 def is_float32(path: Path) -> bool:
     """Return True if all floats of a file are float32 and nothing is quantized; False for an unreadable file."""
-    try:
+    with contextlib.suppress(Exception):  # Preparing the model reports the error.
         types = types_of(path)
-    except Exception:  # Preparing the model reports the error.
-        return False
-    return "float" in types and types <= {"float", "int64", "int32", "uint8", "bool", "string", "undefined"}
+        return "float" in types and types <= {"float", "int64", "int32", "uint8", "bool", "string", "undefined"}
+    return False
 
 
 def types_of(path: Path) -> frozenset[str]:

@@ -207,3 +207,15 @@ def test_openvino_rounds_a_file_to_16_bits_only_if_the_file_does(tmp_path, kind,
     assert cpu_properties(job).get("INFERENCE_PRECISION_HINT") == hint
     session = engines.open_session("openvino", job)
     assert hint in (None, session.proof().details["inference_precision"])
+
+
+def test_a_file_may_leave_out_the_domains_of_fused_operators(tmp_path):
+    """As ONNX Runtime's optimizer for transformers leaves it, whose `model` a user saves by onnx.save."""
+    path = write_text(tmp_path / "g.onnx", "g (float[n, 4] x) => (float[n, 4] y) { y = com.microsoft.Gelu (x) }")
+    check_onnx(path)
+    (found,), *_ = run(path)
+    assert found.shape == (2, 4)
+    acme = write_text(tmp_path / "acme.onnx", "g (float[n, 4] x) => (float[n, 4] y) { y = acme.First (x) }")
+    with pytest.raises(Exception, match="acme"):
+        check_onnx(acme)
+        run(acme)
