@@ -195,7 +195,7 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
     if isinstance(parts[0], torch.export.ExportedProgram):
         parts = (parts[0].module(), *parts[1:])
     if not isinstance(parts[0], nn.Module):
-        article, kind = ("the class ", result) if isinstance(result, type) else ("", type(result))
+        article, kind = ("the class ", result) if isinstance(result, type) else ("", type(parts[0]))
         raise source.error(
             f"factory {source.factory!r} returned {article}{kind.__module__}.{kind.__qualname__}, not a "
             "torch.nn.Module; return the module itself, or (module, example_inputs)"

@@ -57,11 +57,13 @@ def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path):
         ("small_factories:zzz", "small_factories has no 'zzz'; valid: .*Branching$"),
         ("absent:f", "'absent:f': there is no module 'absent'; add its folder to import_from"),
         ("lacking:f", "raised ModuleNotFoundError: No module named 'absent' at .*lacking.py:1"),
+        ("crossed:f", "returned builtins.dict, not a torch.nn.Module"),
     ],
 )
 def test_factory_errors(factories, factory, words):
     folder = factories.parent
     (folder / "lacking.py").write_text("import absent\n")
+    (folder / "crossed.py").write_text("def f():\n    return {}, None\n")
     words = words.replace("{folder}", re.escape(str(folder)))
     with pytest.raises(ModelError, match=words):
         build(ModelSource("mine", factory=factory, input_shape=(3, 16, 16)))
