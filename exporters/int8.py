@@ -102,6 +102,8 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
 
     def write(fp32: Path, path: Path) -> None:
         write_quantized(source, fp32, feeds(files, named(source, fp32, specs), items), placement, path)
+        if not any(node.op_type == "QuantizeLinear" for node in read_onnx(path).graph.node):
+            raise source.error("it has no operators that are computed in int8; measure it at fp32")
 
     way = f"quantized by ONNX Runtime{placement.suffix}"
     return _cached(source, cache, ["int8", asdict(placement), data], way, write)

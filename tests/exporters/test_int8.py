@@ -159,6 +159,13 @@ def test_an_old_file_is_quantized_in_an_opset_with_scales_per_channel(graph, ops
 
 
 @pytest.mark.parametrize("graph", PLACEMENTS)
+def test_a_graph_without_anything_to_quantize_is_refused(graph, tmp_path, cache):
+    write_text(tmp_path / "exp.onnx", "exp (float[batch, 4] x) => (float[batch, 4] y) { y = Exp(x) }")
+    with pytest.raises(ModelError, match="no operators that are computed in int8"):
+        quantize(ModelSource("exp", onnx=tmp_path / "exp.onnx"), cache, graph)
+
+
+@pytest.mark.parametrize("graph", PLACEMENTS)
 def test_a_branch_may_read_what_a_product_before_it_computes(graph, tmp_path, cache):
     """As merged decoders do; ONNX Runtime's quantizer moves the branches to the front."""
     text = """
