@@ -127,7 +127,8 @@ def _measuring_others(base: Row) -> str:
     place = base["pass"], base["device"], base["precision"], base["model_kind"]
     names = usual_engines(base["device"], lambda name: unsupported(engine_row(PRESETS[name].engine), *place) is None)
     is_alone = {PRESETS[name].engine for name in names} <= {base["engine"]}
-    return f"{PROGRAM} engines" if is_alone else f"{PROGRAM} MODEL --engine {','.join(names)}"
+    of_training = " --pass training" * (base["pass"] == "training")
+    return f"{PROGRAM} engines" if is_alone else f"{PROGRAM} MODEL --engine {','.join(names)}{of_training}"
 
 
 def _contested(choice: Choice) -> list[Row]:

@@ -203,6 +203,12 @@ def test_nothing_is_recommended_without_ground(rows, objective, status, code, co
     assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
 
 
+def test_a_base_alone_in_training_is_measured_beside_what_trains():
+    base = BASE | {"device": "cpu", "model_kind": "factory", "pass": "training"}
+    command = settling(choose(cells(handmade.frame([base]))), "a/run") or ""
+    assert command.endswith(" --pass training") and "eager-tuned" in command and "ort" not in command
+
+
 UNCHECKED = {"rel_l2_error": None, "rel_l2_error_high": None}
 CLOSE = {"accuracy": 0.9, "accuracy_items": 100} | dict.fromkeys(("accuracy_loss", "accuracy_loss_low"), 0.0)
 
