@@ -79,6 +79,7 @@ _KINDS = (
 KINDS = {kind.kind: kind for kind in _KINDS}
 CAVEATS = {kind.kind for kind in _KINDS if kind.caveat}
 _NAMED = 4
+"""Most configurations that a footnote names."""
 
 
 def retaken(warnings: Iterable[Warning]) -> list[Warning]:

@@ -325,7 +325,8 @@ class Runner:
     def missing_replicates(self, limit: int = 0) -> list[Case]:
         """Return the replicates that likely winners still need, up to `limit` while several may win.
 
-        Returns none if only some cases of a model and batch size were chosen. A base waits until a rival was measured.
+        A base whose processes leave no factor needs more, too, and waits until a rival was measured. Returns none if
+        only some cases of a model and batch size were chosen.
         """
         by_id, results = {case.id: case for case in self.chosen}, self.run.results()
         groups = {(case.model, case.batch_size) for case in self.chosen}

@@ -270,7 +270,7 @@ def cached_reference(
 def _take_outputs(
     source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, flops: int | None, batch: int
 ) -> parity.Outputs:
-    """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS or a single one."""
+    """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS, or as few as run alone."""
     alone, affordable, run = None, batch, partial(_run, settings.read(), source, specs, state, flops)
     for few in (few for few in (1, 2) if few < batch and fixed_batch(specs) is None):
         with contextlib.suppress(ModelError):  # Batch normalization in training mode cannot run a single item.
